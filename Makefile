@@ -1,0 +1,34 @@
+# Two commands: `make demo` and `make test`. Both set up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/closedform demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/solve_time.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/step_overhead.py
+
+clean:
+	rm -rf .venv build dist results/demo .pytest_cache .ruff_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,dev]"
+	touch $(STAMP)

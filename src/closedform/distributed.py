@@ -1,0 +1,55 @@
+"""Several processes, one last layer: what is exchanged so that every rank solves the same system.
+
+With the joined batch of N rows and D extended features, ranks either gather the rows (N <= D: N (D + o) numbers) or add up
+the moments (N > D: D (D + o) numbers), and then compute the same thing from the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ProcessGroup = Union[dist.ProcessGroup, Literal[False], None] if dist.is_available() else Union[Literal[False], None]
+
+
+def active(group: ProcessGroup) -> bool:
+    """Whether there is anybody to exchange with: `None` means the default group where one is initialised."""
+    if group is False or not (dist.is_available() and dist.is_initialized()):
+        return False
+    return dist.get_world_size(group) > 1
+
+
+def agree(rows: int, error: str | None, group: ProcessGroup, device: torch.device) -> list[int]:
+    """The number of rows on every rank. If any rank has an error, every rank raises it, so that none waits in vain."""
+    assert group is not False
+    mine = torch.tensor([rows, error is not None], device=device)
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, mine, group=group)
+    counts = torch.stack(everybody).tolist()
+    failed = [rank for rank, (_, bad) in enumerate(counts) if bad]
+    if error is not None:
+        raise ValueError(error)
+    if failed:
+        raise ValueError(f"rank {failed[0]} of the process group rejected its batch, so no rank solved; see its message")
+    return [n for n, _ in counts]
+
+
+def gather_rows(tensor: Tensor, sizes: list[int], group: ProcessGroup) -> Tensor:
+    """The rows of all ranks in rank order; ranks may hold different numbers of them."""
+    assert group is not False
+    padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
+    padded[: tensor.shape[0]] = tensor
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([part[:n] for part, n in zip(parts, sizes)])
+
+
+def add_up(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum over all ranks."""
+    assert group is not False
+    total = tensor.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total

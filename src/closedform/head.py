@@ -1,0 +1,403 @@
+"""The last layer itself: an `nn.Linear` whose weights are solved.
+
+    head = ClosedFormLinear(512, 12, rule=Proximal(lam=1e3))
+    phi = backbone(x)
+    head.solve(phi, y)
+    loss = F.mse_loss(head(phi), y)
+
+`solve` never builds a graph and never waits for a device. It takes the new layer and the rule's new memory only where the
+solve succeeded and everything is finite; otherwise the head stays as it was and `rejected` counts one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import distributed, linalg
+from .losses import Loss, Squared
+from .rules import Kalman, Proximal, Rule, Source
+from .statistics import Batch, Statistics, check_batch, extend
+
+_PREFIX = "memory_"  # of the buffers that hold the rule's memory
+_LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
+
+_INITS: dict[str, Callable[[int, int], float]] = {
+    "zeros": lambda d, o: 0.0,
+    "lecun": lambda d, o: (1 / d) ** 0.5,
+    "xavier": lambda d, o: (2 / (d + o)) ** 0.5,
+    "he": lambda d, o: (2 / d) ** 0.5,
+}
+
+
+class ClosedFormLinear(nn.Linear):
+    """A linear layer whose weights are solved in closed form on each batch instead of learned by gradient steps.
+
+    Weight and bias are parameters without gradient, updated in place by `solve` (or by the forward after `observe`), so
+    optimizers, weight decay and clipping leave them alone. The state_dict holds the rule's memory as well; it loads into
+    an `nn.Linear` with `strict=False`, and an `nn.Linear`'s loads into this (the memory is then fresh).
+
+    rule: what is remembered of earlier batches: `Ridge`, `Proximal` (the default, with `lam="auto"`), `Ema`, `Kalman`.
+        Their lambda and beta are in sum units: not divided by the batch size.
+    loss: what is minimised.
+    init: "zeros", "lecun", "xavier" or "he" (normal, as in the paper; the bias is always zero).
+    process_group: None uses the default group where one is initialised, False solves on each process alone.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rule: Rule | None = None,
+        loss: Loss | None = None,
+        init: str = "zeros",
+        process_group: distributed.ProcessGroup = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"a head needs features and outputs, got in_features={in_features}, out_features={out_features}")
+        if init not in _INITS:
+            raise ValueError(f"init must be one of {', '.join(_INITS)}, got {init!r}")
+        self.init = init
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        if not self.weight.is_floating_point():
+            raise ValueError(f"a head needs a floating point dtype, got {self.weight.dtype}")
+        self.rule = Proximal() if rule is None else rule
+        if not isinstance(self.rule, Rule):
+            raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
+        self.loss = Squared() if loss is None else loss
+        self.process_group = process_group
+        self.requires_grad_(False)
+        counter = torch.zeros((), dtype=torch.long, device=self.weight.device)
+        self.step: Tensor
+        self.attempts: Tensor
+        self.master: Tensor | None
+        self.register_buffer("step", counter)
+        self.register_buffer("attempts", counter.clone())
+        self.register_buffer("master", None)
+        memory = self.rule.memory(self.features, out_features, self.weight.device)
+        self._names = tuple(memory)
+        for name, tensor in memory.items():
+            self.register_buffer(_PREFIX + name, tensor)
+        if self.weight.dtype in _LOW:
+            self.master = self._storage().float()
+        self._observed: tuple[Tensor, Tensor | None] | None = None
+        self._waiting: list[Batch] = []
+        self._collapsed: Statistics | None = None
+
+    @property
+    def features(self) -> int:
+        """The number of solved features: `in_features`, and one more for the bias."""
+        return self.in_features + int(self.bias is not None)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `init` says, and forget everything."""
+        with torch.no_grad():
+            self.weight.normal_(0, _INITS[self.init](self.in_features, self.out_features))
+            if self.bias is not None:
+                self.bias.zero_()
+        self._reset_memory()
+
+    def _reset_memory(self) -> None:
+        if "step" not in self._buffers:
+            return  # nn.Linear's constructor draws the weights before there is a memory
+        self.step.zero_()
+        self.attempts.zero_()
+        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        for name, tensor in self._memory().items():
+            tensor.copy_(fresh[name])
+
+    # ---- Solving ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def rejected(self) -> Tensor:
+        """How many solves were rejected because they failed or were not finite."""
+        return self.attempts - self.step
+
+    @torch.no_grad()
+    def solve(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Solve the layer on a batch: features `phi (..., in_features)`, targets `y (..., out_features)`.
+
+        Leading dimensions are flattened, so a layer shared over a grid solves on all its points. With several processes
+        the batches of all ranks are solved as one.
+        """
+        if self._waiting or self._collapsed is not None:
+            raise ValueError("solve was called with accumulated batches waiting; call commit() first")
+        with torch.autocast(phi.device.type, enabled=False):
+            self._take(self._batch(phi, y, sample_weight))
+
+    def observe(self, y: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Note the targets of the coming batch: the next forward in training mode solves before it predicts.
+
+        A forward in eval mode leaves them waiting, another `observe` replaces them, `observe(None)` drops them.
+        """
+        self._observed = None if y is None else (y, sample_weight)
+
+    @torch.no_grad()
+    def accumulate(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Take in a micro-batch; `commit` solves on all of them as on one large batch.
+
+        Rows are kept until there are more of them than features, and are moments from then on."""
+        phi, y, sample_weight = self._check(phi.detach(), y, sample_weight)
+        self._waiting.append(Batch(phi, y, sample_weight, self.bias is not None, self.loss))
+        if self._collapsed is not None or self._rows_waiting() > self.features:
+            self._collapse()
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Solve on everything accumulated since the last commit."""
+        error = None if self._waiting or self._collapsed is not None else "commit was called, but nothing was accumulated"
+        sizes = None
+        if distributed.active(self.process_group):
+            rows = self._rows_waiting() if self._collapsed is None else self.features + 1
+            sizes = distributed.agree(rows, error, self.process_group, self.weight.device)
+            if sum(sizes) > self.features:
+                self._collapse()
+        elif error is not None:
+            raise ValueError(error)
+        source: Source
+        if self._collapsed is not None:
+            source = self._collapsed.all_reduce(self.process_group)
+        else:
+            source = self._joined(sizes)
+        self._waiting, self._collapsed = [], None
+        self._take(source)
+
+    def _rows_waiting(self) -> int:
+        return sum(batch.phi.shape[0] for batch in self._waiting)
+
+    def _collapse(self) -> None:
+        """Turn the waiting rows into moments."""
+        if self._collapsed is None:
+            device = self.weight.device
+            self._collapsed = Statistics(self.in_features, self.out_features, self.bias is not None, device=device)
+        for batch in self._waiting:
+            self._collapsed.add(batch.phi, batch.y, batch.weight)
+        self._waiting = []
+
+    def _joined(self, sizes: list[int] | None) -> Batch:
+        batches = self._waiting
+        weight = None
+        if any(batch.weight is not None for batch in batches):
+            weight = torch.cat([b.phi.new_ones(b.phi.shape[0]) if b.weight is None else b.weight for b in batches])
+        phi, y = torch.cat([b.phi for b in batches]), torch.cat([b.y for b in batches])
+        group = False if sizes is None else self.process_group
+        return Batch(phi, y, weight, self.bias is not None, self.loss, group, sizes)
+
+    def _check(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        if phi.device != self.weight.device:
+            raise ValueError(f"phi is on {phi.device}, but the head is on {self.weight.device}")
+        return check_batch(phi, y, weight, self.in_features, self.out_features)
+
+    def _batch(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
+        """The checked batch; with several processes it knows of the others' rows, and bad input raises on every rank."""
+        bias = self.bias is not None
+        if not distributed.active(self.process_group):
+            phi, y, weight = self._check(phi, y, weight)
+            return Batch(phi, y, weight, bias, self.loss)
+        error = None
+        try:
+            phi, y, weight = self._check(phi, y, weight)
+        except ValueError as bad:
+            error = str(bad)
+        sizes = distributed.agree(0 if error else phi.shape[0], error, self.process_group, self.weight.device)
+        return Batch(phi, y, weight, bias, self.loss, self.process_group, sizes)
+
+    def _take(self, source: Source) -> None:
+        """Apply the rule's update where it succeeded and is finite, without a look at the values from the host."""
+        memory = self._memory()
+        stored = self._storage()
+        new = self.rule.update(stored.to(linalg.solve_dtype(stored.device)), source, memory, self.step)
+        W = new.W.to(stored.dtype)
+        total = W.sum(dtype=new.W.dtype)
+        for tensor in new.memory.values():
+            total = total + tensor.sum()
+        ok = new.ok & (total - total == 0)  # not finite minus itself is NaN
+        self._write_(torch.where(ok, W, stored))
+        for name, tensor in new.memory.items():
+            memory[name].copy_(torch.where(ok, tensor, memory[name]))
+        self.step += ok
+        self.attempts += 1
+
+    # ---- Predicting ------------------------------------------------------------------------------------------------------
+
+    def forward(self, phi: Tensor) -> Tensor:
+        if self._observed is not None and self.training and not _in_backward():
+            self.solve(phi, *self._observed)
+            self._observed = None
+        device = phi.device.type
+        dtype = phi.dtype
+        if dtype != torch.float64 and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        if dtype == self.weight.dtype:
+            return F.linear(phi, self.weight, self.bias)
+        return _CastLinear.apply(phi, self.weight, self.bias, dtype)
+
+    @torch.no_grad()
+    def variance(self, phi: Tensor) -> Tensor:
+        """Predictive variance of every output, `sigma^2 (1 + phi^T P phi)`, for the `Kalman` rule.
+
+        `sigma^2` is estimated for each output from the innovations: how far each batch lay from its prediction before it
+        was absorbed.
+        """
+        if not isinstance(self.rule, Kalman):
+            raise ValueError(f"variance needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
+        if phi.shape[-1] != self.in_features:
+            raise ValueError(f"phi must have {self.in_features} features in its last dimension, got {tuple(phi.shape)}")
+        if linalg.may_branch(self.step) and int(self.step) == 0:
+            raise ValueError("variance needs at least one solve: the noise level is estimated from the batches")
+        with torch.autocast(phi.device.type, enabled=False):
+            X = extend(phi.reshape(-1, self.in_features), self.bias is not None)
+            variance = self.rule.variance(X, self._memory())
+        return variance.reshape(*phi.shape[:-1], self.out_features).to(phi.dtype)
+
+    @torch.no_grad()
+    def to_linear(self) -> nn.Linear:
+        """A plain `nn.Linear` with a copy of the weights."""
+        weight = self.weight
+        linear = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, device=weight.device, dtype=weight.dtype
+        )
+        linear.weight.copy_(weight)
+        if self.bias is not None:
+            linear.bias.copy_(self.bias)
+        return linear.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rule={self.rule}"
+
+    # ---- Weights, master copy, memory ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def set_weights_(self, W: Tensor) -> None:
+        """Set weight and bias from one matrix `(out_features, in_features)` with the bias, if there is one, as one more
+        column. Values that are not finite are refused."""
+        expected = (self.out_features, self.features)
+        if tuple(W.shape) != expected:
+            raise ValueError(f"W must have shape {expected}, got {tuple(W.shape)}")
+        if not bool(torch.isfinite(W).all()):
+            raise ValueError("W has NaN or infinite values")
+        self._write_(W)
+
+    def _write_(self, W: Tensor) -> None:
+        if self.master is not None:
+            self.master.copy_(W)
+        self.weight.copy_(W[:, : self.in_features])
+        if self.bias is not None:
+            self.bias.copy_(W[:, self.in_features])
+
+    def _storage(self) -> Tensor:
+        """The layer as one matrix in the dtype that it is kept in."""
+        W = self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
+        if self.master is None:
+            return W
+        # a weight changed from outside (an average, a load) no longer matches the master, and then counts
+        return torch.where(self.master.to(W.dtype) == W, self.master, W.to(self.master.dtype))
+
+    def _memory(self) -> dict[str, Tensor]:
+        return {name: getattr(self, _PREFIX + name) for name in self._names}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClosedFormLinear:
+        """Move or cast: the memory moves but keeps its precision, and a layer cast down keeps what it was as its master."""
+        before, master = self._storage().detach(), self.master
+        memory = {_PREFIX + name: tensor for name, tensor in self._memory().items()}
+        for name in [*memory, "master"]:
+            self._buffers[name] = None
+        super()._apply(fn, recurse)
+        device = self.weight.device
+        for name, tensor in memory.items():
+            moved = fn(tensor)
+            self._buffers[name] = moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
+        with torch.no_grad():
+            if self.weight.dtype in _LOW:
+                source = self._storage() if before.is_meta else before
+                self._buffers["master"] = source.to(device, torch.float32, copy=True)
+            elif master is not None and not before.is_meta:
+                self._write_(before.to(device))
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list, errors: list
+    ) -> None:
+        """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
+        plain = prefix + "step" not in state_dict
+        exact = state_dict.pop(prefix + "master", None)
+        had, self._buffers["master"] = self.master, None
+        before = len(missing)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        self._buffers["master"] = had
+        with torch.no_grad():
+            if plain:
+                missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
+                self._reset_memory()
+            if exact is None and had is not None:
+                parts = [state_dict.get(prefix + name) for name in ("weight", "bias")[: 1 + (self.bias is not None)]]
+                if all(part is not None for part in parts):
+                    exact = torch.cat([part.reshape(self.out_features, -1) for part in parts], 1)
+            if exact is not None and exact.shape == (self.out_features, self.features):
+                self._write_(exact.to(self.weight.device))
+
+
+class _CastLinear(torch.autograd.Function):
+    """`F.linear` in another dtype than the layer's. It saves the layer itself, not the cast copy, so that a solve between
+    forward and backward is noticed (PyTorch raises), as it is without a cast."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(phi: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(phi.device.type, enabled=False):
+            return F.linear(phi.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        (weight,) = ctx.saved_tensors
+        (grad,) = grads
+        return (grad @ weight.to(grad.dtype)).to(ctx.dtype), None, None, None
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running: a forward there is activation checkpointing's second, and must not solve again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def replace_last_linear(model: nn.Module, **kwargs: Any) -> ClosedFormLinear:
+    """Replace the last `nn.Linear` of `model` (in the order of registration) by a `ClosedFormLinear`, in place, and return
+    it. Keyword arguments are the head's (`rule=`, ...); its weights are those of the old layer unless `init=` is given.
+    """
+    found = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no nn.Linear to replace")
+    if found[-1][1] is model:
+        raise ValueError("the model is itself an nn.Linear; make a ClosedFormLinear in its place")
+    old = found[-1][1]
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = name.rpartition(".")[0]
+        if parameter is old.weight and model.get_submodule(owner) is not old:
+            raise ValueError(f"the last linear layer shares its weight with {name}: solving it would change both")
+    head = ClosedFormLinear(
+        old.in_features,
+        old.out_features,
+        old.bias is not None,
+        **{"device": old.weight.device, "dtype": old.weight.dtype} | kwargs,
+    )
+    if "init" not in kwargs:
+        head.load_state_dict(old.state_dict())
+    head.train(old.training)
+    for name, module in found:
+        if module is old:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, head)
+    return head

@@ -1,0 +1,189 @@
+"""How strongly the last layer holds on to its past: the values that lambda (and beta) may take.
+
+Units. Every lambda and beta in this package is in the paper's **sum** units: it stands beside a squared error that is
+summed, not averaged, over the batch. `per_sample(lam)` turns a per-sample value into these units by multiplying it by
+the batch size.
+
+A lambda is one of
+
+* a float,
+* a tensor of one value a feature (`in_features` of them, or one more for the bias; without that one the bias gets their
+  mean),
+* a schedule: any function of the step (a 0-dim integer tensor that counts accepted solves from 0) that returns either,
+* `"auto"`: relative to the features of the batch, see `auto`.
+
+>>> import torch
+>>> linear(1.0, 3.0, steps=4)(torch.tensor(2)).item()
+2.0
+>>> inverse_time(8.0, rate=1.0)(torch.tensor(3)).item()
+32.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Union
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .linalg import System
+
+Schedule = Callable[[Tensor], Union[float, Tensor]]
+Lambda = Union[float, Tensor, Schedule, Literal["auto"]]
+
+AUTO_RATIO = 10.0
+
+
+@dataclass(frozen=True)
+class per_sample:  # noqa: N801 - reads as a function at the call site
+    """`lam` for one sample: multiplied by the batch size (by the sum of the sample weights, where there are any)."""
+
+    lam: float | Tensor | Schedule
+
+    def __post_init__(self) -> None:
+        check(self.lam, "per_sample's lambda", positive=False)
+
+
+def constant(lam: float) -> Schedule:
+    """The same value at every step."""
+    return lambda step: lam
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From `start` to `end` in `steps` steps along a line, then `end`."""
+    return lambda step: start + (end - start) * (step.double() / steps).clamp(max=1.0)
+
+
+def cosine(start: float, end: float, steps: int) -> Schedule:
+    """From `start` to `end` in `steps` steps along half a cosine, then `end`."""
+    return lambda step: end + (start - end) * 0.5 * (1 + torch.cos(math.pi * (step.double() / steps).clamp(max=1.0)))
+
+
+def inverse_time(lam: float, rate: float) -> Schedule:
+    """`lam (1 + rate t)`: the step of the layer, about 1 / lambda, falls like 1 / t."""
+    return lambda step: lam * (1 + rate * step.double())
+
+
+class follow_lr:  # noqa: N801 - reads as a function at the call site
+    """A memory that lengthens as the learning rate of `optimizer` falls.
+
+    `follow_lr(opt, lam)` is a lambda: `lam_t = lam lr_0 / lr_t`.
+    `follow_lr(opt, forget=gamma)` is a forgetting factor for `Kalman`: `1 - gamma_t = (1 - gamma) min(1, lr_t / lr_0)`.
+
+    `lr_0` is the base rate: what a scheduler noted as `initial_lr`, else the rate at the time of this call. `lr_t` is
+    floored at `floor * lr_0`, so that a rate of zero does not freeze the layer. Compiled or captured, the optimizer
+    needs a tensor learning rate (`lr=torch.tensor(0.1)`), since a Python number would be frozen into the graph.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, lam: float | None = None, *, forget: float | None = None, floor: float = 1e-3
+    ):
+        if (lam is None) == (forget is None):
+            raise ValueError(f"follow_lr takes either lam or forget, got lam={lam} and forget={forget}")
+        if lam is not None:
+            check(lam, "follow_lr's lambda")
+        self.group = optimizer.param_groups[0]
+        self.lam, self.forget, self.floor = lam, forget, floor
+        self.base = float(self.group.get("initial_lr", self.group["lr"]))
+        if not self.base > 0:
+            raise ValueError(f"follow_lr needs a positive base learning rate, got {self.base}")
+
+    def __call__(self, step: Tensor) -> float | Tensor:
+        ratio = self.group["lr"] / self.base
+        if isinstance(ratio, Tensor):
+            ratio = ratio.to(step.device, torch.float64).clamp(min=self.floor)
+            capped = ratio.clamp(max=1.0)
+        else:
+            ratio = max(ratio, self.floor)
+            capped = min(ratio, 1.0)
+        if self.lam is not None:
+            return self.lam / ratio
+        assert self.forget is not None
+        return 1 - (1 - self.forget) * capped
+
+    def __deepcopy__(self, memo: dict) -> follow_lr:
+        return self  # a copied head follows the same optimizer; copying that would copy the model again
+
+
+def auto(system: System) -> Tensor:
+    """Scale-free lambda: ten times the mean diagonal of the batch's Gram matrix, `10 tr(phi^T phi) / d`, and for the bias
+    ten times its own diagonal, the batch size.
+
+    About ten batches are then remembered in the average direction, whatever the scale of the features: multiplying all
+    features by s divides the solved weights by s and leaves predictions as they were.
+    """
+    diagonal = system.diagonal()
+    d = diagonal.shape[0] - int(system.bias)
+    mean = diagonal[:d].mean()
+    lam = torch.where(mean > 0, mean, torch.ones_like(mean)).expand(d)
+    if system.bias:
+        lam = torch.cat([lam, diagonal[d:]])
+    return AUTO_RATIO * lam
+
+
+def resolve(
+    lam: Lambda | per_sample, system: System, step: Tensor, stored: Tensor | None = None
+) -> float | Tensor:
+    """The value of `lam` at this step for this batch: a float, a 0-dim tensor, or one value a feature (and bias).
+
+    `stored` is a tensor lambda as the head keeps it, on the right device."""
+    if isinstance(lam, str):
+        return auto(system)
+    scale = None
+    if isinstance(lam, per_sample):
+        lam, scale = lam.lam, system.n
+    if stored is not None:
+        lam = stored
+    elif callable(lam):
+        lam = lam(step)
+    if isinstance(lam, Tensor):
+        lam = lam.to(device=step.device, dtype=system.dtype)
+        if lam.ndim == 1:
+            lam = _with_bias(lam, system)
+        elif lam.ndim != 0:
+            raise ValueError(f"a lambda tensor has 0 or 1 dimensions, got shape {tuple(lam.shape)}")
+    return lam if scale is None else lam * scale
+
+
+def _with_bias(lam: Tensor, system: System) -> Tensor:
+    size = system.diagonal().shape[0]
+    if system.bias and lam.shape[0] == size - 1:
+        lam = torch.cat([lam, lam.mean().reshape(1)])
+    if lam.shape[0] != size:
+        expected = f"{size - 1} (features) or {size} (features and bias)" if system.bias else f"{size} (features)"
+        raise ValueError(f"a vector lambda has one value a feature: expected {expected}, got {lam.shape[0]}")
+    return lam
+
+
+def check(lam: object, name: str, *, positive: bool = True) -> None:
+    """Raise a `ValueError` where `lam` cannot be a lambda (`positive`) or a beta (zero allowed)."""
+    if isinstance(lam, per_sample):
+        lam = lam.lam
+    if isinstance(lam, str):
+        if lam != "auto":
+            raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got "{lam}"')
+        return
+    if callable(lam):
+        return
+    if isinstance(lam, Tensor):
+        if lam.device.type != "cpu":
+            return  # a look at the values would wait for the device; the guard of the solve rejects what is wrong
+        bad = not bool(torch.isfinite(lam).all()) or not bool((lam > 0).all() if positive else (lam >= 0).all())
+        if not bad and not positive and lam.numel() and bool((lam == 0).any()) and lam.ndim > 0:
+            raise ValueError(f"{name}: a vector needs positive values, got {lam.tolist()}")
+        shown = lam.tolist()
+    else:
+        try:
+            value = float(lam)  # type: ignore[arg-type]  # anything else ends in the ValueError below
+        except (TypeError, ValueError):
+            raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got {lam!r}') from None
+        bad = not math.isfinite(value) or (value <= 0 if positive else value < 0)
+        shown = value
+    if bad:
+        raise ValueError(f"{name} must be {'positive' if positive else 'zero or positive'} and finite, got {shown}")

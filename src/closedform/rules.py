@@ -1,0 +1,256 @@
+"""What the last layer remembers of earlier batches.
+
+A rule is a small immutable object with hyperparameters only. Its `update` is a pure function of the old layer `W (o, D)`
+(extended by the bias), the batch, the rule's memory (tensors that the head keeps) and the step; it returns the new layer,
+the new memory and whether the solve succeeded. lambda and beta are in **sum** units (see `closedform.lambdas`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from . import lambdas, linalg
+from .lambdas import Lambda, per_sample
+from .linalg import Moments, System
+
+Memory = dict[str, Tensor]
+
+
+class Source(Protocol):
+    """A batch or accumulated statistics: whatever can state its system against a layer."""
+
+    def system(self, W: Tensor | None) -> System: ...
+
+
+class Step(NamedTuple):
+    W: Tensor
+    memory: Memory
+    ok: Tensor
+
+
+def _value(
+    lam: Lambda | per_sample, memory: Memory, system: System, step: Tensor, name: str, *, positive: bool = True
+) -> float | Tensor:
+    value = lambdas.resolve(lam, system, step, memory.get("lam"))
+    if linalg.may_branch(step):
+        lambdas.check(value, name, positive=positive)
+        if isinstance(value, Tensor) and value.ndim == 0:
+            value = float(value)
+    return value
+
+
+def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Memory:
+    """A tensor lambda is kept with the head, so that it moves to the head's device and is saved with it."""
+    lam = lam.lam if isinstance(lam, per_sample) else lam
+    if not isinstance(lam, Tensor):
+        return {}
+    return {"lam": lam.detach().to(device, linalg.solve_dtype(torch.device(device or "cpu")), copy=True)}
+
+
+class Rule:
+    """Base of the rules. The memory that `update` returns holds only the entries that changed."""
+
+    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
+        """Fresh memory for `features` extended features: tensors that the head keeps, saves and loads."""
+        return {}
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        raise NotImplementedError  # each rule states its own
+
+
+@dataclass(frozen=True)
+class Ridge(Rule):
+    """`W = argmin |Y - phi W^T|^2 + beta |W|^2` on each batch alone (paper eq. 2 and 11); beta in sum units.
+
+    `beta=0` gives the minimum-norm least-squares solution.
+    """
+
+    beta: Lambda | per_sample = 1.0
+
+    def __post_init__(self) -> None:
+        lambdas.check(self.beta, "beta", positive=False)
+
+    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
+        return _lambda_memory(self.beta, device)
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        system = batch.system(None)
+        solution = linalg.ridge(system, _value(self.beta, memory, system, step, "beta", positive=False))
+        return Step(solution.update, {}, solution.ok)
+
+
+@dataclass(frozen=True)
+class Proximal(Rule):
+    """`W = argmin |Y - phi W^T|^2 + lam |W - W_t|^2` (paper eq. 13 and 14); lam in sum units."""
+
+    lam: Lambda | per_sample = "auto"
+
+    def __post_init__(self) -> None:
+        lambdas.check(self.lam, "lambda")
+
+    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
+        return _lambda_memory(self.lam, device)
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        system = batch.system(W)
+        solution = linalg.ridge(system, _value(self.lam, memory, system, step, "lambda"))
+        return Step(W + solution.update, {}, solution.ok)
+
+
+@dataclass(frozen=True)
+class Ema(Rule):
+    """A moving average of ridge solutions, `W = momentum W_t + (1 - momentum) W_ridge`: the baseline of the paper's related
+    work. Layer and backbone then no longer minimise one loss, and the envelope theorem does not hold. beta in sum units.
+    """
+
+    beta: Lambda | per_sample = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        lambdas.check(self.beta, "beta", positive=False)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
+        return _lambda_memory(self.beta, device)
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        system = batch.system(None)
+        ridge = linalg.ridge(system, _value(self.beta, memory, system, step, "beta", positive=False))
+        return Step(self.momentum * W + (1 - self.momentum) * ridge.update, {}, ridge.ok)
+
+
+Form = Literal["information", "covariance"]
+
+
+@dataclass(frozen=True)
+class Kalman(Rule):
+    """The filter of the paper's appendix B without its last simplification: the covariance is kept.
+
+    With isotropic noise that covariance is `P (x) I_o` with one `D x D` matrix P for all outputs, kept as it is or as its
+    inverse A (`form`; by default A up to 512 features, where a factor of it is cheap, and P beyond, where an update by few
+    rows is cheaper). `forget` (gamma) is a number in (0, 1] or a function of the step, `drift` (q) the variance that the
+    layer gains a step, `lam` the precision of the prior, `P_0 = I / lam`, in sum units::
+
+        information  A <- gamma A + phi^T phi                        W <- W + (A^-1 phi^T E)^T
+        covariance   P <- P / gamma + q I                            S = phi P phi^T + I,  K = P phi^T S^-1
+                     P <- (I - K phi) P (I - K phi)^T + K K^T        W <- W + (K E)^T
+
+    There is no predict step before the first batch. `Proximal` is this filter with P set back to `I / lam` at every step.
+    """
+
+    forget: float | lambdas.Schedule = 0.99
+    drift: float = 0.0
+    lam: Lambda | per_sample = "auto"
+    form: Form | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.forget) and not 0 < self.forget <= 1:
+            raise ValueError(f"forget must be in (0, 1], got {self.forget}")
+        if not 0 <= self.drift < float("inf"):
+            raise ValueError(f"drift must be zero or positive and finite, got {self.drift}")
+        if self.form not in ("information", "covariance", None):
+            raise ValueError(f'form must be "information", "covariance" or None, got {self.form!r}')
+        lambdas.check(self.lam, "lambda")
+
+    def _form(self, features: int) -> Form:
+        return self.form or ("information" if features <= 512 else "covariance")
+
+    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
+        kind = {"device": device, "dtype": linalg.solve_dtype(torch.device(device or "cpu"))}
+        return _lambda_memory(self.lam, device) | {
+            self._form(features): torch.zeros(features, features, **kind),
+            "prior": torch.zeros(features, **kind),
+            "innovation": torch.zeros(outputs, **kind),
+            "samples": torch.zeros((), **kind),
+        }
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        form = self._form(W.shape[1])
+        system = batch.system(W)
+        first = step == 0
+        gamma = self.forget(step) if callable(self.forget) else self.forget
+        lam = _value(self.lam, memory, system, step, "lambda")
+        prior = torch.where(first, lam, memory["prior"])
+        if form == "information":
+            A = torch.where(first, torch.diag(prior), _predict_information(memory[form], gamma, self.drift, prior))
+            matrix, dW, ok = _absorb_information(A, system.moments())
+        else:
+            P = torch.where(first, torch.diag(1 / prior), _predict_covariance(memory[form], gamma, self.drift, prior))
+            matrix, dW, ok = _absorb_covariance(P, system)
+        # E^T S^-1 E, the innovations in units of their predicted spread, is what the noise level is estimated from
+        innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0)
+        new = {
+            form: matrix,
+            "prior": prior,
+            "innovation": torch.where(first, 0.0, gamma * memory["innovation"]) + innovation,
+            "samples": torch.where(first, 0.0, gamma * memory["samples"]) + system.n,
+        }
+        return Step(W + dW, new, ok)
+
+    def variance(self, X: Tensor, memory: Memory) -> Tensor:
+        """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (n, D)`."""
+        form = self._form(X.shape[1])
+        if form == "covariance":
+            spread = ((X @ memory[form]) * X).sum(1)
+        else:
+            solved, _ = linalg.solve_shifted_(memory[form].clone(), 0.0, X.T)
+            spread = (X * solved.T).sum(1)
+        noise = memory["innovation"] / memory["samples"]
+        return (1 + spread.clamp(min=0))[:, None] * noise
+
+
+# Forgetting inflates the variance of directions that no batch ever shows (a dead unit, say) without end. No feature's
+# variance may exceed the prior's by more than this.
+_WIND_UP = 1e8
+
+
+def _predict_information(A: Tensor, gamma: float | Tensor, q: float, prior: Tensor) -> Tensor:
+    """`A <- (I + q gamma A)^-1 gamma A`, which for q = 0 is `gamma A`."""
+    A = gamma * A
+    if q > 0:
+        L, _ = torch.linalg.cholesky_ex(torch.eye(A.shape[0], dtype=A.dtype, device=A.device) + q * A)
+        A = linalg.cholesky_solve(A, L)
+        A = (A + A.T) / 2
+    diagonal = A.diagonal()
+    return A.diagonal_scatter(torch.maximum(diagonal, prior / _WIND_UP))
+
+
+def _predict_covariance(P: Tensor, gamma: float | Tensor, q: float, prior: Tensor) -> Tensor:
+    P = P / gamma
+    diagonal = P.diagonal()
+    P = P.diagonal_scatter(diagonal + q)
+    shrink = (_WIND_UP / (prior * diagonal)).clamp(max=1.0).sqrt()
+    return shrink[:, None] * P * shrink
+
+
+def _absorb_information(A: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    A = A + moments.G
+    scale = A.diagonal().rsqrt()
+    scaled = scale[:, None] * A * scale
+    L, info = torch.linalg.cholesky_ex(scaled.diagonal_scatter(scaled.diagonal() + 8 * torch.finfo(A.dtype).eps))
+    dW = linalg.cholesky_solve(scale[:, None] * moments.C, L).T * scale
+    return A, dW, info == 0
+
+
+def _absorb_covariance(P: Tensor, system: System) -> tuple[Tensor, Tensor, Tensor]:
+    rounding = torch.finfo(P.dtype).eps * P.diagonal()
+    if isinstance(system, Moments):
+        eye = torch.eye(P.shape[0], dtype=P.dtype, device=P.device)
+        P, info = torch.linalg.solve_ex(eye + P @ system.G, P)
+        dW, ok = (P @ system.C).T, info == 0
+    else:
+        X, E = system.X, system.E
+        XP = X @ P
+        S = XP @ X.T
+        solved, ok = linalg.solve_shifted_(S, 1.0, torch.cat([XP, E], 1))
+        KT, SE = solved[:, : P.shape[0]], solved[:, P.shape[0] :]
+        dW = SE.T @ XP
+        M = P - KT.T @ XP
+        P = M + (KT.T - M @ X.T) @ KT  # Joseph's form: the plain one plus what rounding took from it
+    P = (P + P.T) / 2
+    return P.diagonal_scatter(P.diagonal() + rounding), dW, ok

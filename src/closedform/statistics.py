@@ -1,0 +1,259 @@
+"""Batches and streams of them, as the solver sees them.
+
+`Batch` holds features and targets as they came and makes the linear system of them: few rows stay rows, many become
+moments, piece by piece, so that float64 copies never grow with the batch. `Statistics` adds batches up to the sufficient
+statistics of the squared loss, which can be merged, decayed, summed over processes and solved at any time. `refit_` does
+that for a whole data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from . import distributed, lambdas, linalg
+from .linalg import Moments, Rows, System
+from .losses import Loss, Squared
+
+if TYPE_CHECKING:
+    from .head import ClosedFormLinear
+
+CHUNK = 8192  # rows upcast at a time on the way to moments
+
+
+@dataclass
+class Batch:
+    """Features `phi (n, d)`, targets `y (n, o)` and sample weights `(n,)`; with `bias` the features get a column of ones.
+
+    `sizes` are the rows on every rank where the batch is spread over `group`.
+    """
+
+    phi: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    bias: bool = True
+    loss: Loss = field(default_factory=Squared)
+    group: distributed.ProcessGroup = False
+    sizes: list[int] | None = None
+
+    @property
+    def features(self) -> int:
+        """D, the number of features with the bias counted in."""
+        return self.phi.shape[1] + int(self.bias)
+
+    @property
+    def total(self) -> int:
+        """N, the number of rows on all ranks."""
+        return self.phi.shape[0] if self.sizes is None else sum(self.sizes)
+
+    def system(self, W: Tensor | None) -> System:
+        """The system of the residuals against the layer `W (o, D)` (None: zeros), by rows where they are few."""
+        if self.total > self.features:
+            return self._moments(W)
+        batch = self if self.sizes is None else self._gathered(self.sizes)
+        return batch._rows(W, 0, batch.phi.shape[0])
+
+    def _gathered(self, sizes: list[int]) -> Batch:
+        gather = lambda tensor: distributed.gather_rows(tensor, sizes, self.group)  # noqa: E731
+        weight = None if self.weight is None else gather(self.weight)
+        return Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
+
+    def _rows(self, W: Tensor | None, low: int, high: int) -> Rows:
+        X = extend(self.phi[low:high], self.bias)
+        y = self.y[low:high].to(X.dtype)
+        E = self.loss.residual(None if W is None else X @ W.T, y)
+        if self.weight is None:
+            return Rows(X, E, high - low, self.bias)
+        weight = self.weight[low:high].to(X.dtype)
+        root = weight.sqrt()[:, None]
+        return Rows(root * X, root * E, weight.sum(), self.bias)
+
+    def _moments(self, W: Tensor | None) -> Moments:
+        n = self.phi.shape[0]
+        total = None
+        for low in range(0, n, CHUNK):
+            part = self._rows(W, low, min(low + CHUNK, n)).moments()
+            if total is None:
+                total = part
+            else:
+                total.G += part.G
+                total.C += part.C
+                total.ee += part.ee
+                total.n = total.n + part.n
+        assert total is not None
+        if self.sizes is None:
+            total.rows = lambda: self._rows(W, 0, n)
+            return total
+        return reduced(total, self.group)
+
+
+def extend(phi: Tensor, bias: bool) -> Tensor:
+    """The rows in the solver's dtype, a 1 at the end of each for the bias; rows start at aligned addresses."""
+    n, d = phi.shape
+    dtype = linalg.solve_dtype(phi.device)
+    if not bias:
+        return phi.to(dtype)
+    if phi.requires_grad or torch.compiler.is_compiling():
+        return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0)
+    X = torch.empty(n, (d + 8) // 8 * 8, dtype=dtype, device=phi.device)[:, : d + 1]
+    X[:, :d] = phi
+    X[:, d] = 1
+    return X
+
+
+def reduced(moments: Moments, group: distributed.ProcessGroup) -> Moments:
+    """The moments of all ranks together, in one exchange."""
+    D, o = moments.C.shape
+    count = torch.as_tensor(moments.n, dtype=moments.dtype, device=moments.G.device).reshape(1)
+    packed = torch.cat([moments.G.reshape(-1), moments.C.reshape(-1), moments.ee, count])
+    G, C, ee, n = distributed.add_up(packed, group).split([D * D, D * o, o, 1])
+    return Moments(G.view(D, D), C.view(D, o), ee, n[0], moments.bias)
+
+
+class Statistics:
+    """Streaming sufficient statistics of a least-squares problem, in float64.
+
+    >>> phi, y = torch.randn(100, 3), torch.randn(100, 2)
+    >>> whole, first, second = Statistics(3, 2), Statistics(3, 2), Statistics(3, 2)
+    >>> _ = whole.add(phi, y), first.add(phi[:40], y[:40]), second.add(phi[40:], y[40:])
+    >>> torch.allclose(first.merge(second).solve(beta=1.0), whole.solve(beta=1.0))
+    True
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, device: torch.device | str | None = None
+    ):
+        self.bias = bias
+        D = in_features + int(bias)
+        kind = {"device": device, "dtype": linalg.solve_dtype(torch.device(device or "cpu"))}
+        self.moments = Moments(
+            torch.zeros(D, D, **kind), torch.zeros(D, out_features, **kind), torch.zeros(out_features, **kind), 0, bias
+        )
+
+    @property
+    def n(self) -> int | float | Tensor:
+        """The number of samples seen, or the sum of their weights."""
+        return self.moments.n
+
+    @torch.no_grad()
+    def add(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> Statistics:
+        """Take in a batch."""
+        o = self.moments.C.shape[1]
+        phi, y, sample_weight = check_batch(phi, y, sample_weight, self.moments.C.shape[0] - int(self.bias), o)
+        return self._add(Batch(phi, y, sample_weight, self.bias)._moments(None))
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Take in what another one has seen."""
+        if other.moments.C.shape != self.moments.C.shape or other.bias != self.bias:
+            raise ValueError(
+                f"statistics of shapes {tuple(self.moments.C.shape)} and {tuple(other.moments.C.shape)} "
+                f"(features with bias, outputs) cannot be merged"
+            )
+        return self._add(other.moments)
+
+    def _add(self, part: Moments) -> Statistics:
+        m = self.moments
+        self.moments = Moments(m.G + part.G, m.C + part.C, m.ee + part.ee, m.n + part.n, self.bias)
+        return self
+
+    def decay(self, factor: float) -> Statistics:
+        """Forget: multiply everything by `factor`, as if every sample had that weight."""
+        m = self.moments
+        self.moments = Moments(m.G * factor, m.C * factor, m.ee * factor, m.n * factor, self.bias)
+        return self
+
+    def all_reduce(self, process_group: distributed.ProcessGroup = None) -> Statistics:
+        """Sum over the processes of the group; nothing where there is only one."""
+        if distributed.active(process_group):
+            self.moments = reduced(self.moments, process_group)
+        return self
+
+    def system(self, W: Tensor | None) -> Moments:
+        """The moments of the residuals against the layer `W`: `X^T (Y - X W^T)`."""
+        m = self.moments
+        if W is None:
+            return m
+        C = m.C - m.G @ W.T
+        return Moments(m.G, C, m.ee - (W.T * (m.C + C)).sum(0), m.n, self.bias)
+
+    def solve(self, beta: lambdas.Lambda | lambdas.per_sample) -> Tensor:
+        """The ridge solution `W (o, D)`; beta in sum units."""
+        lambdas.check(beta, "beta", positive=False)
+        value = lambdas.resolve(beta, self.moments, torch.zeros((), dtype=torch.long, device=self.moments.G.device))
+        return linalg.ridge(self.moments, value).update
+
+
+def check_batch(
+    phi: Tensor, y: Tensor, weight: Tensor | None, in_features: int, out_features: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The batch with leading dimensions flattened, or a `ValueError` that says what is wrong with it."""
+    if not phi.is_floating_point():
+        raise ValueError(f"phi must be floating point, got {phi.dtype}")
+    if phi.ndim == 0 or phi.shape[-1] != in_features:
+        raise ValueError(f"phi must have {in_features} features in its last dimension, got shape {tuple(phi.shape)}")
+    expected = (*phi.shape[:-1], out_features)
+    if tuple(y.shape) != expected:
+        hint = "; y.unsqueeze(-1) would fit" if (*y.shape, 1) == expected else ""
+        raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}{hint}")
+    if y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y must be real numbers, got {y.dtype}")
+    if phi.device != y.device:
+        raise ValueError(f"phi and y must be on one device, got {phi.device} and {y.device}")
+    phi, y = phi.reshape(-1, in_features), y.reshape(-1, out_features)
+    if phi.shape[0] == 0:
+        raise ValueError(f"no samples: phi has shape {tuple(expected[:-1])} + ({in_features},)")
+    if weight is not None:
+        if weight.numel() != phi.shape[0] or tuple(weight.shape) != expected[:-1]:
+            raise ValueError(f"sample_weight must have shape {expected[:-1]}, got {tuple(weight.shape)}")
+        weight = weight.reshape(-1)
+    if linalg.may_branch(phi):
+        for name, tensor in (("phi", phi), ("y", y), ("sample_weight", weight)):
+            if tensor is not None and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor.reshape(phi.shape[0], -1))).any(1).nonzero()[0])
+                raise ValueError(f"{name} has NaN or infinite values (first in row {bad} of {phi.shape[0]})")
+        if weight is not None and bool((weight < 0).any()):
+            raise ValueError(f"sample_weight must not be negative, got {float(weight.min())}")
+        if weight is not None and not bool((weight > 0).any()):
+            raise ValueError("no samples: every sample_weight is zero")
+    return phi, y, weight
+
+
+@torch.no_grad()
+def refit_(
+    head: ClosedFormLinear, backbone: nn.Module, loader: Iterable, beta: lambdas.Lambda | lambdas.per_sample = 0.0
+) -> ClosedFormLinear:
+    """Solve the head once on a whole data set: ridge with `beta` (sum units) in one pass over `loader`.
+
+    After training the head is one step of the backbone behind; this catches it up. Batches are `(x, y)` or
+    `(x, y, sample_weight)`. The backbone runs in eval mode, so that BatchNorm and Dropout act as they will at prediction;
+    the modes are put back afterwards. With several processes each reads its own share and all end with the same layer.
+    The rule's memory is left as it is.
+    """
+    statistics = Statistics(head.in_features, head.out_features, head.bias is not None, device=head.weight.device)
+    modes = {module: module.training for module in backbone.modules()}
+    backbone.eval()
+    error: str | None = None
+    try:
+        for x, y, *weight in loader:
+            phi = backbone(x.to(head.weight.device))
+            weights = weight[0].to(phi.device) if weight else None
+            statistics.add(phi, y.to(phi.device), weights)
+    except ValueError as bad:
+        error = str(bad)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    seen = 0 if error is None and float(statistics.n) == 0 else 1
+    if distributed.active(head.process_group):
+        seen = sum(distributed.agree(seen, error, head.process_group, head.weight.device))
+    elif error is not None:
+        raise ValueError(error)
+    if seen == 0:
+        raise ValueError("refit_ saw no samples: the loader is empty")
+    statistics.all_reduce(head.process_group)
+    head.set_weights_(statistics.solve(beta))
+    return head

@@ -1,0 +1,94 @@
+"""float32 under torture: ten thousand random problems, most of them nasty."""
+
+import pytest
+import torch
+
+import closedform as cf
+from closedform import reference
+
+from .helpers import columns, matrix
+
+
+def nasty(g: torch.Generator):
+    """A random problem in float32: any lambda, scale and rank; duplicate, constant and zero features; n = 1."""
+
+    def pick(low, high):
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    def chance(p):
+        return float(torch.rand((), generator=g)) < p
+
+    n, d, o = (1 if chance(0.1) else pick(1, 24)), pick(1, 16), pick(1, 3)
+    rank = pick(1, min(n, d))
+    phi = torch.randn(n, rank, generator=g) @ torch.randn(rank, d, generator=g)
+    if chance(0.3):
+        phi = phi * torch.logspace(0, -float(torch.rand((), generator=g)) * 6, d)
+    if chance(0.2):
+        phi[:, pick(0, d - 1)] = phi[:, 0]
+    if chance(0.2):
+        phi[:, pick(0, d - 1)] = 1.0
+    if chance(0.2):
+        phi[:, pick(0, d - 1)] = 0.0
+    if chance(0.05):
+        phi.zero_()
+    if chance(0.2) and n > 1:
+        phi[-1] = phi[0]
+    phi = phi * 10 ** float(torch.empty(()).uniform_(-6, 6, generator=g))
+    y = torch.randn(n, o, generator=g) * 10 ** float(torch.empty(()).uniform_(-3, 3, generator=g))
+    lam = 10 ** float(torch.empty(()).uniform_(-8, 8, generator=g))
+    return phi, y, lam, chance(0.5)
+
+
+def check(phi, y, lam, bias, kind):
+    d, o = phi.shape[1], y.shape[1]
+    rule = {"ridge": cf.Ridge(lam), "proximal": cf.Proximal(lam), "kalman": cf.Kalman(0.99, lam=lam)}[kind]
+    layer = cf.ClosedFormLinear(d, o, bias, rule=rule, init="zeros" if kind == "ridge" else "lecun")
+    W_t, Phi, Y = matrix(layer), columns(phi, bias), y.double().T
+    layer.solve(phi, y)
+    assert torch.isfinite(matrix(layer)).all()
+    assert all(torch.isfinite(tensor).all() for tensor in layer.state_dict().values())
+    top = float(torch.linalg.svdvals(Phi)[0]) ** 2
+    if lam < 1e-6 * top:
+        return 0
+    anchor = torch.zeros_like(W_t) if kind == "ridge" else W_t
+    best = reference.proximal_loss(reference.proximal_svd(Phi, Y, anchor, lam), Phi, Y, anchor, lam)
+    ours = reference.proximal_loss(matrix(layer), Phi, Y, anchor, lam)
+    # a float32 layer far from the targets cannot even be written down more exactly than this
+    rounding = (torch.finfo(torch.float32).eps ** 2) * ((W_t.abs() @ Phi.abs()) ** 2).sum()
+    assert ours <= best * (1 + 1e-3) + 1e-10 * (Y**2).sum() + rounding
+    return 1
+
+
+@pytest.mark.parametrize("kind", ["ridge", "proximal", "kalman"])
+def test_ten_thousand_nasty_problems(kind):
+    g = torch.Generator().manual_seed(7)
+    torch.manual_seed(7)
+    judged = sum(check(*nasty(g), kind) for _ in range(3400))
+    assert judged > 1000
+
+
+@pytest.mark.parametrize("rule", [cf.Ridge(1e-8), cf.Ridge(0.0), cf.Proximal(1e-8), cf.Kalman(0.9, lam=1e-8), cf.Ema(0.0)])
+@pytest.mark.parametrize("scale", [1e-18, 1e18])
+def test_extreme_scales_leave_the_layer_finite(rule, scale):
+    g = torch.Generator().manual_seed(0)
+    layer = cf.ClosedFormLinear(6, 2, rule=rule)
+    for _ in range(5):
+        layer.solve(torch.randn(4, 6, generator=g) * scale, torch.randn(4, 2, generator=g))
+    assert all(torch.isfinite(tensor).all() for tensor in layer.state_dict().values())
+
+
+def test_a_long_run_on_nasty_batches_stays_finite_under_kalman():
+    """Forgetting with dead, duplicate and huge features: variances must not wind up, nor the filter lock itself out."""
+    g = torch.Generator().manual_seed(0)
+    for form in ("information", "covariance"):
+        layer = cf.ClosedFormLinear(8, 1, rule=cf.Kalman(0.9, lam=1e-3, form=form))
+        W = torch.randn(8, generator=g)
+        for _ in range(2000):
+            phi = 100 * torch.randn(4, 8, generator=g)
+            phi[:, 0] = 0
+            phi[:, 1] = phi[:, 2]
+            y = phi @ W[:, None] + 3
+            layer.solve(phi, y)
+        assert int(layer.rejected) == 0
+        assert torch.allclose(layer(phi), y, rtol=1e-3, atol=1e-2), form
+        assert torch.isfinite(layer.variance(phi)).all()
