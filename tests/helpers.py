@@ -56,9 +56,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 def backbone(inputs: int = 3, width: int = 6, seed: int = 0, dtype=torch.float64) -> torch.nn.Sequential:
     torch.manual_seed(seed)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(inputs, 8), torch.nn.Tanh(), torch.nn.Linear(8, width), torch.nn.Tanh()
-    )
+    net = torch.nn.Sequential(torch.nn.Linear(inputs, 8), torch.nn.Tanh(), torch.nn.Linear(8, width), torch.nn.Tanh())
     return net.to(dtype)
 
 

@@ -85,8 +85,10 @@ def test_every_method_learns(name):
     clean = torch.stack([x[:, 0] * x[:, 1], torch.sin(2 * x[:, 2])], 1)
     y = clean.argmax(1) if labels else clean
     plain = name in ("l2", "cross_entropy")
-    head = torch.nn.Linear(16, 2).double() if plain else cf.ClosedFormLinear(
-        16, 2, rule=RULES.get(name, cf.Proximal(10.0)), dtype=torch.float64
+    head = (
+        torch.nn.Linear(16, 2).double()
+        if plain
+        else cf.ClosedFormLinear(16, 2, rule=RULES.get(name, cf.Proximal(10.0)), dtype=torch.float64)
     )
     optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01)
     losses = [float(training.STEPS[name](net, head, optimizer, x, y)) for _ in range(150)]

@@ -67,7 +67,9 @@ def test_ten_thousand_nasty_problems(kind):
     assert judged > 1000
 
 
-@pytest.mark.parametrize("rule", [cf.Ridge(1e-8), cf.Ridge(0.0), cf.Proximal(1e-8), cf.Kalman(0.9, lam=1e-8), cf.Ema(0.0)])
+@pytest.mark.parametrize(
+    "rule", [cf.Ridge(1e-8), cf.Ridge(0.0), cf.Proximal(1e-8), cf.Kalman(0.9, lam=1e-8), cf.Ema(0.0)]
+)
 @pytest.mark.parametrize("scale", [1e-18, 1e18])
 def test_extreme_scales_leave_the_layer_finite(rule, scale):
     g = torch.Generator().manual_seed(0)

@@ -33,7 +33,9 @@ def agree(rows: int, error: str | None, group: ProcessGroup, device: torch.devic
     if error is not None:
         raise ValueError(error)
     if failed:
-        raise ValueError(f"rank {failed[0]} of the process group rejected its batch, so no rank solved; see its message")
+        raise ValueError(
+            f"rank {failed[0]} of the process group rejected its batch, so no rank solved; see its message"
+        )
     return [n for n, _ in counts]
 
 

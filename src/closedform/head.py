@@ -62,7 +62,9 @@ class ClosedFormLinear(nn.Linear):
         dtype: torch.dtype | None = None,
     ):
         if in_features < 1 or out_features < 1:
-            raise ValueError(f"a head needs features and outputs, got in_features={in_features}, out_features={out_features}")
+            raise ValueError(
+                f"a head needs features and outputs, got in_features={in_features}, out_features={out_features}"
+            )
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(_INITS)}, got {init!r}")
         self.init = init
@@ -153,7 +155,9 @@ class ClosedFormLinear(nn.Linear):
     @torch.no_grad()
     def commit(self) -> None:
         """Solve on everything accumulated since the last commit."""
-        error = None if self._waiting or self._collapsed is not None else "commit was called, but nothing was accumulated"
+        error = (
+            None if self._waiting or self._collapsed is not None else "commit was called, but nothing was accumulated"
+        )
         sizes = None
         if distributed.active(self.process_group):
             rows = self._rows_waiting() if self._collapsed is None else self.features + 1
@@ -314,7 +318,9 @@ class ClosedFormLinear(nn.Linear):
         device = self.weight.device
         for name, tensor in memory.items():
             moved = fn(tensor)
-            self._buffers[name] = moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
+            self._buffers[name] = (
+                moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
+            )
         with torch.no_grad():
             if self.weight.dtype in _LOW:
                 source = self._storage() if before.is_meta else before
@@ -324,7 +330,14 @@ class ClosedFormLinear(nn.Linear):
         return self
 
     def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list, errors: list
+        self,
+        state_dict: dict,
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing: list,
+        unexpected: list,
+        errors: list,
     ) -> None:
         """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
         plain = prefix + "step" not in state_dict
@@ -377,7 +390,9 @@ def replace_last_linear(model: nn.Module, **kwargs: Any) -> ClosedFormLinear:
     """Replace the last `nn.Linear` of `model` (in the order of registration) by a `ClosedFormLinear`, in place, and return
     it. Keyword arguments are the head's (`rule=`, ...); its weights are those of the old layer unless `init=` is given.
     """
-    found = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear]
+    found = [
+        (name, module) for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear
+    ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no nn.Linear to replace")
     if found[-1][1] is model:

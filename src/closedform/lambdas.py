@@ -88,6 +88,8 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
             raise ValueError(f"follow_lr takes either lam or forget, got lam={lam} and forget={forget}")
         if lam is not None:
             check(lam, "follow_lr's lambda")
+        if forget is not None:
+            check_forget(forget)
         self.group = optimizer.param_groups[0]
         self.lam, self.forget, self.floor = lam, forget, floor
         self.base = float(self.group.get("initial_lr", self.group["lr"]))
@@ -127,9 +129,7 @@ def auto(system: System) -> Tensor:
     return AUTO_RATIO * lam
 
 
-def resolve(
-    lam: Lambda | per_sample, system: System, step: Tensor, stored: Tensor | None = None
-) -> float | Tensor:
+def resolve(lam: Lambda | per_sample, system: System, step: Tensor, stored: Tensor | None = None) -> float | Tensor:
     """The value of `lam` at this step for this batch: a float, a 0-dim tensor, or one value a feature (and bias).
 
     `stored` is a tensor lambda as the head keeps it, on the right device."""
@@ -138,8 +138,8 @@ def resolve(
     scale = None
     if isinstance(lam, per_sample):
         lam, scale = lam.lam, system.n
-    if stored is not None:
-        lam = stored
+    if isinstance(lam, Tensor) and stored is not None:
+        lam = stored.reshape(lam.shape)
     elif callable(lam):
         lam = lam(step)
     if isinstance(lam, Tensor):
@@ -187,3 +187,9 @@ def check(lam: object, name: str, *, positive: bool = True) -> None:
         shown = value
     if bad:
         raise ValueError(f"{name} must be {'positive' if positive else 'zero or positive'} and finite, got {shown}")
+
+
+def check_forget(forget: float | Tensor) -> None:
+    """Raise a `ValueError` where `forget` is no forgetting factor."""
+    if not 0 < float(forget) <= 1:
+        raise ValueError(f"forget must be in (0, 1], got {float(forget)}")

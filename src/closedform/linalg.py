@@ -48,7 +48,9 @@ class Rows:
 
     X: Tensor
     E: Tensor
-    n: int | float | Tensor = 0  # the batch size that `per_sample` sees: the number of samples or the sum of their weights
+    n: int | float | Tensor = (
+        0  # the batch size that `per_sample` sees: the number of samples or the sum of their weights
+    )
     bias: bool = False
 
     @property
@@ -170,7 +172,9 @@ def solve_shifted_(K: Tensor, lam: float | Tensor, B: Tensor) -> tuple[Tensor, T
 def _svd(X: Tensor, E: Tensor, lam: float | Tensor) -> Solution:
     """By the singular values of X itself, whose condition number is the root of the Gram matrix's."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    return Solution(((S / (S * S + lam))[:, None] * (U.T @ E)).T @ Vh, torch.ones((), dtype=torch.bool, device=X.device))
+    return Solution(
+        ((S / (S * S + lam))[:, None] * (U.T @ E)).T @ Vh, torch.ones((), dtype=torch.bool, device=X.device)
+    )
 
 
 def _eigen(G: Tensor, C: Tensor, lam: float | Tensor) -> Solution:

@@ -48,7 +48,7 @@ def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Mem
     lam = lam.lam if isinstance(lam, per_sample) else lam
     if not isinstance(lam, Tensor):
         return {}
-    return {"lam": lam.detach().to(device, linalg.solve_dtype(torch.device(device or "cpu")), copy=True)}
+    return {"lam": lam.detach().to(device, linalg.solve_dtype(torch.device(device or "cpu")), copy=True).reshape(-1)}
 
 
 class Rule:
@@ -149,8 +149,8 @@ class Kalman(Rule):
     form: Form | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.forget) and not 0 < self.forget <= 1:
-            raise ValueError(f"forget must be in (0, 1], got {self.forget}")
+        if not callable(self.forget):
+            lambdas.check_forget(self.forget)
         if not 0 <= self.drift < float("inf"):
             raise ValueError(f"drift must be zero or positive and finite, got {self.drift}")
         if self.form not in ("information", "covariance", None):
@@ -166,7 +166,7 @@ class Kalman(Rule):
             self._form(features): torch.zeros(features, features, **kind),
             "prior": torch.zeros(features, **kind),
             "innovation": torch.zeros(outputs, **kind),
-            "samples": torch.zeros((), **kind),
+            "samples": torch.zeros(1, **kind),  # no scalar: torch.compile takes those for Python numbers at first
         }
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
@@ -174,6 +174,8 @@ class Kalman(Rule):
         system = batch.system(W)
         first = step == 0
         gamma = self.forget(step) if callable(self.forget) else self.forget
+        if linalg.may_branch(step):
+            lambdas.check_forget(gamma)
         lam = _value(self.lam, memory, system, step, "lambda")
         prior = torch.where(first, lam, memory["prior"])
         if form == "information":

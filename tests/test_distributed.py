@@ -1,0 +1,215 @@
+"""Several processes over gloo: every rank ends with the same bits, equal to one process on the joined batch."""
+
+import os
+import socket
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import closedform as cf
+
+from .helpers import backbone, batches, head, matrix, problem, relative
+
+RULES = {
+    "ridge": cf.Ridge(0.5),
+    "minimum norm": cf.Ridge(0.0),
+    "proximal": cf.Proximal(0.5),
+    "auto": cf.Proximal("auto"),
+    "per sample": cf.Proximal(cf.per_sample(0.1)),
+    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
+    "ema": cf.Ema(0.5, 0.9),
+    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
+    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
+}
+# rows on each rank, one tuple a step: few rows (gathered) and many (moments), even and uneven
+STEPS = {
+    2: [(2, 2), (2, 1), (1, 4), (9, 9), (20, 1), (3, 3)],
+    3: [(1, 1, 1), (2, 3, 1), (9, 9, 9), (1, 20, 2), (2, 2, 2)],
+}
+
+
+def steps(world):
+    """The joined batches, and the rows of each rank."""
+    for seed, sizes in enumerate(STEPS[world]):
+        phi, y = problem(sum(sizes), 6, 2, seed=seed)
+        weight = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        yield sizes, phi, y, weight
+
+
+def single(world, rule, mode):
+    layer = head(6, 2, rule)
+    for _, phi, y, weight in steps(world):
+        layer.solve(phi, y, weight if mode == "weights" else None)
+    return layer.state_dict()
+
+
+def spread(world, rank, rule, mode):
+    layer = head(6, 2, rule)
+    for sizes, phi, y, weight in steps(world):
+        phi, y, weight = (t.split(sizes)[rank] for t in (phi, y, weight))
+        if mode == "accumulate":
+            half = -(-sizes[rank] // 2)
+            layer.accumulate(phi[:half], y[:half])
+            if sizes[rank] > half:
+                layer.accumulate(phi[half:], y[half:])
+            layer.commit()
+        else:
+            layer.solve(phi, y, weight if mode == "weights" else None)
+    return layer.state_dict()
+
+
+def messages(rank):
+    """Bad input on one rank raises on all, and leaves the heads as they were and the group usable."""
+    layer = head(6, 2, cf.Proximal(1.0), seed=0)
+    phi, y = problem(4, 6, 2)
+    found = []
+    for bad_phi, bad_y in ((phi * float("nan"), y), (phi[:, :5], y), (phi[:0], y[:0]), (phi, y[:2])):
+        try:
+            layer.solve(bad_phi if rank == 1 else phi, bad_y if rank == 1 else y)
+        except ValueError as error:
+            found.append(str(error))
+    try:
+        layer.commit() if rank == 1 else (layer.accumulate(phi, y), layer.commit())
+    except ValueError as error:
+        found.append(str(error))
+        layer._waiting = []
+    untouched = torch.equal(matrix(layer), matrix(head(6, 2, cf.Proximal(1.0), seed=0)))
+    layer.solve(phi, y)
+    return found, untouched, int(layer.attempts)
+
+
+def trained(rank, world):
+    """A model in DistributedDataParallel, driven by observe; ranks start from different weights."""
+    torch.manual_seed(rank)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh()).double()
+            self.fc = cf.ClosedFormLinear(6, 2, rule=cf.Kalman(0.9, lam=1.0), init="lecun", dtype=torch.float64)
+
+        def forward(self, x):
+            return self.fc(self.net(x))
+
+    model = Model()
+    start = None
+    parallel = DistributedDataParallel(model)
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    for x, y in batches(6, n=4 * world):
+        x, y = x.split(4)[rank], y.split(4)[rank]
+        model.fc.observe(y)
+        optimizer.zero_grad()
+        F.mse_loss(parallel(x), y).backward()
+        optimizer.step()
+    return start, model.state_dict()
+
+
+def worker(rank, world, port, folder):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    out = {}
+    try:
+        for name, rule in RULES.items():
+            for mode in ("plain", "weights", "accumulate"):
+                out[name, mode] = spread(world, rank, rule, mode)
+        alone = head(6, 2, cf.Proximal(1.0), process_group=False)
+        alone.solve(*problem(4, 6, 2, seed=rank))
+        out["alone"] = matrix(alone)
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            grouped = head(6, 2, cf.Proximal(1.0), process_group=pair)
+            grouped.solve(*problem(4, 6, 2, seed=rank))
+            out["pair"] = matrix(grouped)
+        out["messages"] = messages(rank)
+        out["ddp"] = trained(rank, world)
+        net, layer = backbone(), head(6, 2, cf.Proximal(1.0))
+        cf.refit_(layer, net, batches(6)[rank::world], beta=0.1)
+        out["refit"] = matrix(layer)
+    except Exception:
+        out["error"] = traceback.format_exc()
+    torch.save(out, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, tmp_path_factory):
+    world = request.param
+    folder = tmp_path_factory.mktemp(f"world{world}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(worker, (world, port, folder), nprocs=world)
+    results = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    for result in results:
+        assert "error" not in result, result["error"]
+    return results
+
+
+@pytest.mark.parametrize("mode", ["plain", "weights", "accumulate"])
+@pytest.mark.parametrize("name", RULES)
+def test_ranks_have_the_same_bits_and_equal_one_process(ranks, name, mode):
+    one = single(len(ranks), RULES[name], mode)
+    for result in ranks:
+        for key, tensor in result[name, mode].items():
+            assert torch.equal(tensor, ranks[0][name, mode][key]), key
+            assert relative(tensor.double(), one[key].double()) < 1e-10, key
+
+
+def test_a_group_of_its_own_or_none(ranks):
+    for rank, result in enumerate(ranks):
+        layer = head(6, 2, cf.Proximal(1.0))
+        layer.solve(*problem(4, 6, 2, seed=rank))
+        assert relative(result["alone"], matrix(layer)) < 1e-12
+    layer = head(6, 2, cf.Proximal(1.0))
+    layer.solve(*(torch.cat(parts) for parts in zip(problem(4, 6, 2, seed=0), problem(4, 6, 2, seed=1))))
+    assert torch.equal(ranks[0]["pair"], ranks[1]["pair"])
+    assert relative(ranks[0]["pair"], matrix(layer)) < 1e-10
+
+
+def test_bad_input_on_one_rank_raises_on_all(ranks):
+    for rank, result in enumerate(ranks):
+        found, untouched, attempts = result["messages"]
+        assert untouched
+        assert attempts == 1
+        assert len(found) == 5
+        if rank == 1:
+            assert "NaN or infinite" in found[0]
+            assert "6 features" in found[1]
+            assert "no samples" in found[2]
+            assert "y must have shape" in found[3]
+            assert "nothing was accumulated" in found[4]
+        else:
+            assert all("rank 1 of the process group rejected" in message for message in found)
+
+
+def test_ddp_training_is_training_on_the_joined_batch(ranks):
+    world = len(ranks)
+    start, _ = ranks[0]["ddp"]
+    net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh()).double()
+    layer = cf.ClosedFormLinear(6, 2, rule=cf.Kalman(0.9, lam=1.0), dtype=torch.float64)
+    net.load_state_dict({k[4:]: v for k, v in start.items() if k.startswith("net.")})
+    layer.load_state_dict({k[3:]: v for k, v in start.items() if k.startswith("fc.")})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches(6, n=4 * world):
+        cf.training.algorithm1(net, layer, optimizer, x, y)
+    for result in ranks:
+        state = result["ddp"][1]
+        assert all(torch.equal(v, ranks[0]["ddp"][1][k]) for k, v in state.items())
+        assert relative(state["fc.weight"], layer.weight) < 1e-10
+        assert relative(state["net.0.weight"], net[0].weight) < 1e-10
+
+
+def test_refit_reads_each_ranks_share(ranks):
+    layer = head(6, 2, cf.Proximal(1.0))
+    cf.refit_(layer, backbone(), batches(6), beta=0.1)
+    for result in ranks:
+        assert torch.equal(result["refit"], ranks[0]["refit"])
+        assert relative(result["refit"], matrix(layer)) < 1e-10
