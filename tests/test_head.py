@@ -38,7 +38,7 @@ class Model(nn.Module):
         return self.fc(self.backbone(x))
 
 
-# ---- The layer is an nn.Linear -----------------------------------------------------------------------------------------
+# ---- The layer is an nn.Linear -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_export():
     assert torch.equal(matrix(plain), before)
 
 
-# ---- observe -----------------------------------------------------------------------------------------------------------
+# ---- observe -------------------------------------------------------------------------------------
 
 
 def test_observe_is_solve():
@@ -180,7 +180,7 @@ def test_observed_weights():
     assert torch.equal(matrix(model.fc), matrix(other.fc))
 
 
-# ---- accumulate and commit ---------------------------------------------------------------------------------------------
+# ---- accumulate and commit -----------------------------------------------------------------------
 
 
 @rules
@@ -239,7 +239,7 @@ def test_accumulate_needs_a_commit_and_commit_something():
     layer.solve(phi, y)
 
 
-# ---- Saving, loading, copying, casting -----------------------------------------------------------------------------------
+# ---- Saving, loading, copying, casting -----------------------------------------------------------
 
 
 @rules
@@ -354,7 +354,7 @@ def test_meta_construction():
     assert int(layer.step) == 1
 
 
-# ---- replace_last_linear -------------------------------------------------------------------------------------------------
+# ---- replace_last_linear -------------------------------------------------------------------------
 
 
 def test_replacing_the_last_layer():

@@ -6,13 +6,16 @@ the moments (N > D: D (D + o) numbers), and then compute the same thing from the
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-ProcessGroup = Union[dist.ProcessGroup, Literal[False], None] if dist.is_available() else Union[Literal[False], None]
+if TYPE_CHECKING:
+    ProcessGroup = Union[dist.ProcessGroup, Literal[False], None]
+else:
+    ProcessGroup = Any  # a torch built without torch.distributed has no such class
 
 
 def active(group: ProcessGroup) -> bool:

@@ -116,7 +116,7 @@ class ClosedFormLinear(nn.Linear):
         for name, tensor in self._memory().items():
             tensor.copy_(fresh[name])
 
-    # ---- Solving ---------------------------------------------------------------------------------------------------------
+    # ---- Solving ---------------------------------------------------------------------------------
 
     @property
     def rejected(self) -> Tensor:
@@ -230,7 +230,7 @@ class ClosedFormLinear(nn.Linear):
         self.step += ok
         self.attempts += 1
 
-    # ---- Predicting ------------------------------------------------------------------------------------------------------
+    # ---- Predicting ------------------------------------------------------------------------------
 
     def forward(self, phi: Tensor) -> Tensor:
         if self._observed is not None and self.training and not _in_backward():
@@ -277,7 +277,7 @@ class ClosedFormLinear(nn.Linear):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rule={self.rule}"
 
-    # ---- Weights, master copy, memory ------------------------------------------------------------------------------------
+    # ---- Weights, master copy, memory ------------------------------------------------------------
 
     @torch.no_grad()
     def set_weights_(self, W: Tensor) -> None:

@@ -200,7 +200,7 @@ def minimum_norm(system: System) -> Solution:
     return Solution((inverse[:, None] * (U.T @ E)).T @ Vh, torch.ones((), dtype=torch.bool, device=X.device))
 
 
-# ---- The two products and solves where a GPU's libraries leave time on the table ---------------------------------------
+# ---- The two products and solves where a GPU's libraries leave time on the table -----------------
 
 _STRIPS = 4
 _BLOCK = 64  # diagonal blocks inverted by one batched triangular solve

@@ -1,0 +1,84 @@
+"""What every benchmark shares: interleaved timing, CUDA graph capture, a description of the machine, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import closedform
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="a few cells and repetitions only")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    return parser.parse_args()
+
+
+def environment(device: str) -> dict:
+    """The machine, so that a number in a table can be understood later."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device == "cuda" else None,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "closedform": closedform.__version__,
+    }
+
+
+def interleaved(sides: dict[str, Callable[[], object]], device: str, seconds: float, least: int = 5) -> dict[str, dict]:
+    """Milliseconds of each side: warm, in turn, each call waited for; median and quartiles."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for side in sides.values():
+        for _ in range(3):
+            side()
+    synchronize()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    start = time.perf_counter()
+    while min(map(len, times.values())) < least or time.perf_counter() - start < seconds:
+        for name, side in sides.items():
+            synchronize()
+            before = time.perf_counter()
+            side()
+            synchronize()
+            times[name].append(1e3 * (time.perf_counter() - before))
+    return {name: summary(values) for name, values in times.items()}
+
+
+def summary(values: list[float]) -> dict:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median_ms": median, "low_ms": low, "high_ms": high, "calls": len(values)}
+
+
+def captured(function: Callable[[], object], warm: int = 3) -> Callable[[], object]:
+    """The function as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def save(args: argparse.Namespace, name: str, question: str, rows: list[dict]) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{name}-{args.device}.json"
+    body = {"question": question, "environment": environment(args.device), "rows": rows}
+    path.write_text(json.dumps(body, indent=1) + "\n")
+    print(f"wrote {path}")

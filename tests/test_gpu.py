@@ -1,0 +1,150 @@
+"""On a CUDA device: no wait for the device in a solve, capture in a graph, and the CPU's results."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import closedform as cf
+
+from .helpers import backbone, batches, head, matrix, problem, relative
+from .test_torture import nasty
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+RULES = {
+    "ridge": cf.Ridge(0.5),
+    "proximal": cf.Proximal(0.5),
+    "auto": cf.Proximal("auto"),
+    "schedule": cf.Proximal(cf.lambdas.cosine(10.0, 1.0, 20)),
+    "vector": cf.Proximal(torch.linspace(1.0, 7.0, 201)),
+    "tensor": cf.Proximal(torch.tensor(2.0)),
+    "per sample": cf.Proximal(cf.per_sample(0.1)),
+    "ema": cf.Ema(0.5, 0.9),
+    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
+    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
+}
+rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+
+
+@rules
+@pytest.mark.parametrize("n", [1, 16, 32, 33, 128, 200, 300])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_solves_equal_the_cpus(rule, n, dtype):
+    layers = [head(200, 3, rule, dtype=dtype).to(device) for device in ("cpu", "cuda")]
+    for seed in range(3):
+        phi, y = problem(n, 200, 3, seed=seed)
+        for layer in layers:
+            layer.solve(phi.to(layer.weight), y.to(layer.weight))
+    assert int(layers[1].rejected) == 0
+    assert relative(matrix(layers[1]).cpu(), matrix(layers[0])) < (1e-9 if dtype == torch.float64 else 1e-5)
+
+
+@rules
+@pytest.mark.parametrize("n", [16, 128, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_wait_for_the_device(rule, n, dtype):
+    layer = head(200, 3, rule, dtype=dtype).cuda()
+    phi, y = (t.to(layer.weight) for t in problem(n, 200, 3))
+    weight = torch.rand(n, device="cuda")
+    phi.requires_grad_()
+    layer.solve(phi, y)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            layer.solve(phi, y)
+            layer.solve(phi, y, weight)
+            F.mse_loss(layer(phi), y).backward()
+            layer.observe(y)
+            layer(phi)
+            layer.accumulate(phi, y)
+            layer.commit()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(layer.step) == 13
+
+
+@rules
+@pytest.mark.parametrize("n", [16, 300])
+def test_a_captured_step_is_the_eager_step(rule, n):
+    stream = batches(12, n=n, dtype=torch.float32)
+    nets = [backbone(width=200, dtype=torch.float32).cuda() for _ in range(2)]
+    layers = [cf.ClosedFormLinear(200, 2, rule=rule, device="cuda") for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in nets]
+    x, y = (t.cuda() for t in stream[0])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    start = [{k: v.clone() for k, v in m.state_dict().items()} for m in (nets[0], layers[0])]
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            cf.training.algorithm1(nets[0], layers[0], optimizers[0], x, y)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cf.training.algorithm1(nets[0], layers[0], optimizers[0], x, y)
+    for module, state in zip((nets[0], layers[0]), start):
+        module.load_state_dict(state)
+    for batch, target in stream:
+        x.copy_(batch)
+        y.copy_(target)
+        graph.replay()
+        cf.training.algorithm1(nets[1], layers[1], optimizers[1], batch.cuda(), target.cuda())
+    assert int(layers[0].step) == 12
+    assert relative(matrix(layers[0]), matrix(layers[1])) < 1e-3
+    assert relative(nets[0][0].weight, nets[1][0].weight) < 1e-4
+
+
+@rules
+@pytest.mark.parametrize("n", [16, 128, 300])
+def test_bad_values_are_rejected_and_counted(rule, n):
+    layer = head(200, 3, rule, dtype=torch.float32).cuda()
+    phi, y = (t.float().cuda() for t in problem(n, 200, 3))
+    layer.solve(phi, y)
+    before = {k: v.clone() for k, v in layer.state_dict().items() if k != "attempts"}
+    nan, inf = float("nan"), float("inf")
+    for bad_phi, bad_y in (
+        (phi * nan, y),
+        (phi, y * nan),
+        (phi * inf, y),
+        (phi, y.index_fill(0, y.new_zeros(1).long(), inf)),
+    ):
+        layer.solve(bad_phi, bad_y)
+    assert int(layer.rejected) == 4
+    assert all(torch.equal(v, layer.state_dict()[k]) for k, v in before.items())
+
+
+@pytest.mark.parametrize("kind", [cf.Ridge, cf.Proximal])
+def test_nasty_problems_as_on_the_cpu(kind):
+    from closedform import reference
+
+    from .helpers import columns
+
+    g = torch.Generator().manual_seed(11)
+    judged = 0
+    for _ in range(1500):
+        phi, y, lam, bias = nasty(g)
+        layer = cf.ClosedFormLinear(phi.shape[1], y.shape[1], bias, rule=kind(lam), device="cuda")
+        layer.solve(phi.cuda(), y.cuda())
+        W = matrix(layer).cpu()
+        assert torch.isfinite(W).all()
+        Phi, Y = columns(phi, bias), y.double().T
+        if lam < 1e-6 * float(torch.linalg.svdvals(Phi)[0]) ** 2:
+            continue
+        best = reference.loss(reference.ridge_svd(Phi, Y, lam), Phi, Y, lam)
+        assert reference.loss(W, Phi, Y, lam) <= best * (1 + 1e-3) + 1e-10 * (Y**2).sum()
+        judged += 1
+    assert judged > 400
+
+
+def test_compiled_by_inductor():
+    net, layer = backbone(width=64, dtype=torch.float32).cuda(), cf.ClosedFormLinear(64, 2, device="cuda")
+    other = cf.ClosedFormLinear(64, 2, device="cuda")
+
+    def step(layer, x, y):
+        phi = net(x)
+        layer.solve(phi, y)
+        return F.mse_loss(layer(phi), y)
+
+    compiled = torch.compile(step, fullgraph=True)
+    for x, y in batches(3, n=16, dtype=torch.float32):
+        assert relative(compiled(layer, x.cuda(), y.cuda()), step(other, x.cuda(), y.cuda())) < 1e-4
