@@ -148,3 +148,32 @@ def test_compiled_by_inductor():
     compiled = torch.compile(step, fullgraph=True)
     for x, y in batches(3, n=16, dtype=torch.float32):
         assert relative(compiled(layer, x.cuda(), y.cuda()), step(other, x.cuda(), y.cuda())) < 1e-4
+
+
+@pytest.mark.parametrize("n", [16, 100, 300])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_solve_between_forward_and_backward_raises(n, autocast):
+    layer = head(200, 3, cf.Proximal(1.0), dtype=torch.float32).cuda()
+    phi, y = (t.float().cuda() for t in problem(n, 200, 3))
+    phi.requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        loss = layer(phi).float().square().sum()
+        layer.solve(phi, y)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [1, 16, 100])
+@pytest.mark.parametrize("n", [1, 7, 32, 33, 64, 128])
+@pytest.mark.parametrize("rule", [cf.Ridge(0.3), cf.Proximal(0.3), cf.Proximal("auto"), cf.Ridge("auto")])
+def test_the_small_kernels_equal_the_plain_path(bias, outputs, n, rule, monkeypatch):
+    small, plain = (head(150, outputs, rule, bias=bias, dtype=torch.float32).cuda() for _ in range(2))
+    for seed in range(3):
+        phi, y = (t.float().cuda() for t in problem(n, 150, outputs, seed=seed))
+        small.solve(phi, y)
+        with monkeypatch.context() as context:
+            context.setattr("closedform.kernels.LARGEST", 0)
+            plain.solve(phi, y)
+    assert int(small.step) == 3
+    assert relative(matrix(small), matrix(plain)) < 1e-6

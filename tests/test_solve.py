@@ -165,18 +165,23 @@ def test_moments_are_taken_in_pieces(monkeypatch):
     assert relative(matrix(pieces), matrix(whole)) < 1e-12
 
 
-@pytest.mark.parametrize("m", [65, 128, 200, 1024, 1500])
-def test_blocked_substitution_is_substitution(m, monkeypatch):
-    monkeypatch.setattr(linalg, "_PANEL", 256)
+@pytest.mark.parametrize("m", [33, 65, 128, 200, 1024, 1500])
+@pytest.mark.parametrize("panel", [128, 512])
+@pytest.mark.parametrize("column_major", [True, False])
+def test_blocked_substitution_is_substitution(m, panel, column_major):
     X = features(m, m, condition=1e3, seed=m)
     L = torch.linalg.cholesky(X @ X.T + 1e-3 * torch.eye(m, dtype=torch.float64))
+    L = L.T.contiguous().T if column_major else L.contiguous()
+    before = L.clone()
     B = torch.randn(m, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert relative(linalg._blocked_cholesky_solve(B, L), torch.cholesky_solve(B, L)) < 1e-10
+    assert relative(linalg._blocked_cholesky_solve(B, L, panel), torch.cholesky_solve(B, L)) < 1e-10
+    assert torch.equal(L, before)
 
 
 @pytest.mark.parametrize("n", [4, 9, 50])
-def test_strips_are_the_lower_triangle_of_the_gram_matrix(n):
-    X = features(n, 7, seed=n)
+@pytest.mark.parametrize("d", [6, 7])
+def test_strips_are_the_lower_triangle_of_the_gram_matrix(n, d):
+    X = features(n, d, seed=n)
     assert torch.allclose(linalg._gram_strips(X).tril(), (X @ X.T).tril(), atol=1e-15)
 
 

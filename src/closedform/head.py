@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed, linalg
+from . import distributed, kernels, lambdas, linalg
 from .losses import Loss, Squared
 from .rules import Kalman, Proximal, Rule, Source
 from .statistics import Batch, Statistics, check_batch, extend
@@ -75,7 +75,7 @@ class ClosedFormLinear(nn.Linear):
         if not isinstance(self.rule, Rule):
             raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
         self.loss = Squared() if loss is None else loss
-        self.process_group = process_group
+        self.process_group: distributed.ProcessGroup = process_group
         self.requires_grad_(False)
         counter = torch.zeros((), dtype=torch.long, device=self.weight.device)
         self.step: Tensor
@@ -132,8 +132,12 @@ class ClosedFormLinear(nn.Linear):
         """
         if self._waiting or self._collapsed is not None:
             raise ValueError("solve was called with accumulated batches waiting; call commit() first")
-        with torch.autocast(phi.device.type, enabled=False):
-            self._take(self._batch(phi, y, sample_weight))
+        batch = self._batch(phi, y, sample_weight)
+        if torch.is_autocast_enabled(phi.device.type):
+            with torch.autocast(phi.device.type, enabled=False):
+                self._take(batch)
+        else:
+            self._take(batch)
 
     def observe(self, y: Tensor, sample_weight: Tensor | None = None) -> None:
         """Note the targets of the coming batch: the next forward in training mode solves before it predicts.
@@ -216,6 +220,8 @@ class ClosedFormLinear(nn.Linear):
 
     def _take(self, source: Source) -> None:
         """Apply the rule's update where it succeeded and is finite, without a look at the values from the host."""
+        if isinstance(source, Batch) and self._take_small(source):
+            return
         memory = self._memory()
         stored = self._storage()
         new = self.rule.update(stored.to(linalg.solve_dtype(stored.device)), source, memory, self.step)
@@ -229,6 +235,19 @@ class ClosedFormLinear(nn.Linear):
             memory[name].copy_(torch.where(ok, tensor, memory[name]))
         self.step += ok
         self.attempts += 1
+
+    def _take_small(self, batch: Batch) -> bool:
+        """The same by the kernels for small batches, where they apply."""
+        if not kernels.takes(batch.phi, self.weight, self.bias) or batch.weight is not None or batch.sizes is not None:
+            return False
+        small = self.rule.small(batch.phi.shape[0], self._memory(), self.step)
+        if small is None or not isinstance(self.loss, Squared):
+            return False
+        counters = self.step, self.attempts
+        kernels.solve_(
+            self.weight, self.bias, batch.phi, batch.y, small.lam, lambdas.AUTO_RATIO, small.from_zero, *counters
+        )
+        return True
 
     # ---- Predicting ------------------------------------------------------------------------------
 

@@ -129,26 +129,36 @@ def auto(system: System) -> Tensor:
     return AUTO_RATIO * lam
 
 
-def resolve(lam: Lambda | per_sample, system: System, step: Tensor, stored: Tensor | None = None) -> float | Tensor:
-    """The value of `lam` at this step for this batch: a float, a 0-dim tensor, or one value a feature (and bias).
+def value_at(
+    lam: Lambda | per_sample, n: int | float | Tensor, step: Tensor, stored: Tensor | None = None
+) -> float | Tensor | None:
+    """The value of `lam` at this step for a batch of size `n`: a float or a tensor; None for "auto".
 
     `stored` is a tensor lambda as the head keeps it, on the right device."""
     if isinstance(lam, str):
-        return auto(system)
+        return None
     scale = None
     if isinstance(lam, per_sample):
-        lam, scale = lam.lam, system.n
+        lam, scale = lam.lam, n
     if isinstance(lam, Tensor) and stored is not None:
         lam = stored.reshape(lam.shape)
     elif callable(lam):
         lam = lam(step)
-    if isinstance(lam, Tensor):
-        lam = lam.to(device=step.device, dtype=system.dtype)
-        if lam.ndim == 1:
-            lam = _with_bias(lam, system)
-        elif lam.ndim != 0:
-            raise ValueError(f"a lambda tensor has 0 or 1 dimensions, got shape {tuple(lam.shape)}")
     return lam if scale is None else lam * scale
+
+
+def resolve(lam: Lambda | per_sample, system: System, step: Tensor, stored: Tensor | None = None) -> float | Tensor:
+    """`lam` as the system takes it: a float, a 0-dim tensor, or one value a feature (and bias)."""
+    value = value_at(lam, system.n, step, stored)
+    if value is None:
+        return auto(system)
+    if isinstance(value, Tensor):
+        value = value.to(device=step.device, dtype=system.dtype)
+        if value.ndim == 1:
+            return _with_bias(value, system)
+        if value.ndim != 0:
+            raise ValueError(f"a lambda tensor has 0 or 1 dimensions, got shape {tuple(value.shape)}")
+    return value
 
 
 def _with_bias(lam: Tensor, system: System) -> Tensor:

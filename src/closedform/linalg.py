@@ -202,27 +202,29 @@ def minimum_norm(system: System) -> Solution:
 
 # ---- The two products and solves where a GPU's libraries leave time on the table -----------------
 
-_STRIPS = 4
-_BLOCK = 64  # diagonal blocks inverted by one batched triangular solve
-_PANEL = 1024  # largest block inverted by doubling; beyond it, substitution over panels
+_BLOCK = 32  # diagonal blocks inverted by one batched triangular solve
 
 
 def gram_lower(X: Tensor) -> Tensor:
     """The lower triangle of `X X^T`; what stands above it is not defined.
 
-    Large products on an accelerator are cut into strips that skip most of the upper half (there is no `syrk` in torch).
+    Large products on an accelerator are cut into strips that skip most of the upper half (there is no `syrk` in torch),
+    and the column of the bias is added by itself, since the fast kernels want an even number of columns.
     """
-    if X.device.type == "cpu" or X.shape[0] < 2048 or X.requires_grad:
+    if X.device.type == "cpu" or X.shape[0] < 512 or X.requires_grad:
         return X @ X.T
     return _gram_strips(X)
 
 
-def _gram_strips(X: Tensor) -> Tensor:
-    n = X.shape[0]
-    K = X.new_zeros(n, n)
-    edges = [n * i // _STRIPS for i in range(_STRIPS + 1)]
+def _gram_strips(X: Tensor, strips: int = 4) -> Tensor:
+    n, odd = X.shape[0], X.shape[1] % 2
+    body = X[:, : X.shape[1] - odd]
+    K = X.new_empty(n, n)
+    edges = [n * i // strips for i in range(strips + 1)]
     for low, high in zip(edges, edges[1:]):
-        torch.mm(X[low:high], X[:high].T, out=K[low:high, :high])
+        torch.mm(body[low:high], body[:high].T, out=K[low:high, :high])
+    if odd:
+        K.addr_(X[:, -1], X[:, -1])
     return K
 
 
@@ -230,53 +232,51 @@ def cholesky_solve(B: Tensor, L: Tensor) -> Tensor:
     """`(L L^T)^-1 B`. On an accelerator by blocks: substitution with few right-hand sides is one long chain of tiny
     operations there, while inverting diagonal blocks (of the factor, not of the system) is a handful of batched products.
     """
-    if L.device.type == "cpu" or L.shape[0] <= _BLOCK or L.requires_grad:
+    if L.device.type == "cpu" or L.shape[0] <= 64 or L.requires_grad or B.requires_grad:
         return torch.cholesky_solve(B, L)
-    return _blocked_cholesky_solve(B, L)
+    return _blocked_cholesky_solve(B, L, panel=512 if L.shape[0] <= 2048 else 1024)
 
 
-def _blocked_cholesky_solve(B: Tensor, L: Tensor) -> Tensor:
+def _blocked_cholesky_solve(B: Tensor, L: Tensor, panel: int) -> Tensor:
+    """Substitution over panels, each by the inverse of its diagonal block."""
     m, size = L.shape[0], _BLOCK
-    while size < min(m, _PANEL):
+    while size < min(m, panel):
         size *= 2
-    padded = -(-m // size) * size
-    if padded != m:
-        pad = padded - m
+    pad = -m % size
+    if pad:
         L = torch.nn.functional.pad(L, (0, pad, 0, pad))
-        L = L.diagonal_scatter(torch.cat([L.diagonal()[:m], L.new_ones(pad)]))
+        L.diagonal()[m:] = 1
         B = torch.nn.functional.pad(B, (0, 0, 0, pad))
-    inverses = _invert_diagonal_blocks(L, size)
-    panels = range(0, padded, size)
-    Y = torch.empty_like(B)
-    for inverse, low in zip(inverses, panels):
-        rest = B[low : low + size] if low == 0 else B[low : low + size] - L[low : low + size, :low] @ Y[:low]
-        Y[low : low + size] = inverse @ rest
+    inverse = _invert_diagonal_blocks(L, size)
     X = torch.empty_like(B)
-    for inverse, low in zip(reversed(inverses), reversed(panels)):
-        high = low + size
-        rest = Y[low:high] if high == padded else Y[low:high] - L[high:, low:high].T @ X[high:]
-        X[low:high] = inverse.T @ rest
+    panels = [slice(low, low + size) for low in range(0, m + pad, size)]
+    for p in panels:
+        rest = B[p] - L[p, : p.start] @ X[: p.start] if p.start else B[p]
+        torch.mm(inverse[p, p], rest, out=X[p])
+    for p in reversed(panels):
+        rest = X[p] - L[p.stop :, p].T @ X[p.stop :] if p.stop < m + pad else X[p].clone()
+        torch.mm(inverse[p, p].T, rest, out=X[p])
     return X[:m]
 
 
-def _invert_diagonal_blocks(L: Tensor, size: int) -> list[Tensor]:
-    """Inverses of the `size x size` diagonal blocks of a lower triangular L, by doubling:
+def _invert_diagonal_blocks(L: Tensor, size: int) -> Tensor:
+    """A matrix whose `size x size` diagonal blocks are the inverses of those of the lower triangular L, by doubling:
     `[[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]`."""
+    inverse = torch.zeros_like(L, memory_format=torch.contiguous_format)
     width = _BLOCK
-    inverse = torch.linalg.solve_triangular(
-        _diagonal_blocks(L, width), torch.eye(width, dtype=L.dtype, device=L.device), upper=False
-    )
+    eye = torch.eye(width, dtype=L.dtype, device=L.device)
+    _blocks(inverse, width).copy_(torch.linalg.solve_triangular(_blocks(L, width), eye, upper=False))
     while width < size:
-        A, C = inverse[0::2], inverse[1::2]
-        B = _diagonal_blocks(L, 2 * width)[:, width:, :width]
-        inverse = torch.cat(
-            [torch.cat([A, torch.zeros_like(A)], 2), torch.cat([-(C @ (B @ A)), C], 2)],
-            1,
-        )
+        A, C = _blocks(inverse, width, every=2), _blocks(inverse, width, every=2, first=(width, width))
+        B = _blocks(L, width, every=2, first=(width, 0))
+        _blocks(inverse, width, every=2, first=(width, 0)).copy_(torch.bmm(C, torch.bmm(B, A))).neg_()
         width *= 2
-    return list(inverse.unbind(0))
+    return inverse
 
 
-def _diagonal_blocks(L: Tensor, width: int) -> Tensor:
-    k = L.shape[0] // width
-    return L.reshape(k, width, k, width).diagonal(0, 0, 2).permute(2, 0, 1)
+def _blocks(matrix: Tensor, width: int, every: int = 1, first: tuple[int, int] = (0, 0)) -> Tensor:
+    """The `width x width` blocks from `first` on down the diagonal, every k-th of them, as one batched view."""
+    down, right = matrix.stride()
+    count = matrix.shape[0] // (width * every)
+    offset = matrix.storage_offset() + first[0] * down + first[1] * right
+    return matrix.as_strided((count, width, width), (every * width * (down + right), down, right), offset)

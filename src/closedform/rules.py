@@ -43,6 +43,22 @@ def _value(
     return value
 
 
+class Small(NamedTuple):
+    """Ridge or proximal with one lambda: see `closedform.kernels.solve_`."""
+
+    lam: float | Tensor | None
+    from_zero: bool
+
+
+def _small(lam: Lambda | per_sample, n: int, memory: Memory, step: Tensor, from_zero: bool) -> Small | None:
+    value = lambdas.value_at(lam, n, step, memory.get("lam"))
+    if value is None:
+        return Small(None, from_zero)
+    if isinstance(value, Tensor):
+        return Small(value.to(torch.float64), from_zero) if value.ndim == 0 else None
+    return Small(value, from_zero) if value > 0 else None
+
+
 def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Memory:
     """A tensor lambda is kept with the head, so that it moves to the head's device and is saved with it."""
     lam = lam.lam if isinstance(lam, per_sample) else lam
@@ -57,6 +73,10 @@ class Rule:
     def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
         """Fresh memory for `features` extended features: tensors that the head keeps, saves and loads."""
         return {}
+
+    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
+        """The rule in the form that the kernels for small batches take, or None where it has no such form."""
+        return None
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         raise NotImplementedError  # each rule states its own
@@ -77,6 +97,9 @@ class Ridge(Rule):
     def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
         return _lambda_memory(self.beta, device)
 
+    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
+        return _small(self.beta, n, memory, step, from_zero=True)
+
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         system = batch.system(None)
         solution = linalg.ridge(system, _value(self.beta, memory, system, step, "beta", positive=False))
@@ -94,6 +117,9 @@ class Proximal(Rule):
 
     def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
         return _lambda_memory(self.lam, device)
+
+    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
+        return _small(self.lam, n, memory, step, from_zero=False)
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         system = batch.system(W)

@@ -1,0 +1,252 @@
+"""The small solve on a CUDA device in four or six launches instead of forty.
+
+A batch of up to 128 rows makes a system so small that the time of a solve is the time it takes to launch it. These Triton
+kernels (Triton comes with torch's CUDA builds) do what `linalg.ridge` and `ClosedFormLinear._take` do together, in the same
+float64: `[phi; W]` in float64 and its product with phi come from torch, the rest from here::
+
+    n <= 32     eliminate: system, residual and solution in one kernel
+    n <= 128    assemble, Cholesky (torch), substitute
+    then        write: update, guard, layer and counters
+
+Everything else goes through the plain path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a build without CUDA
+    triton = None
+
+SMALL = 32
+LARGEST = 128
+_BLOCK_O, _BLOCK_D = 4, 64  # outputs and features a program; these and the numbers of warps were measured on an H200
+
+# how lambda arrives
+NUMBER, TENSOR, AUTO = 0, 1, 2
+
+
+def takes(phi: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether these tensors are for the kernels: few rows, a float32 layer, a CUDA device, eager mode."""
+    return (
+        phi.device.type == "cuda"
+        and triton is not None
+        and phi.shape[0] <= min(LARGEST, phi.shape[1])
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+        and (bias is None or bias.is_contiguous())
+        and not torch.compiler.is_compiling()
+    )
+
+
+def solve_(
+    weight: Tensor,
+    bias: Tensor | None,
+    phi: Tensor,
+    y: Tensor,
+    lam: float | Tensor | None,
+    ratio: float,
+    from_zero: bool,
+    step: Tensor,
+    attempts: Tensor,
+) -> None:
+    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)`.
+
+    lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
+    from_zero: ridge instead of proximal; the old layer does not count.
+    """
+    (n, d), o = phi.shape, y.shape[1]
+    new = weight.new_empty
+    rows = new((n if from_zero else n + o, d), dtype=torch.float64)
+    torch.cat([phi] if from_zero else [phi, weight], out=rows)
+    M = rows[:n] @ rows.T
+    A, scales = new((n, o), dtype=torch.float64), new(2, dtype=torch.float64)
+    blocks = -(-o // _BLOCK_O)
+    flags = new(blocks, dtype=torch.int32)
+    kind = AUTO if lam is None else TENSOR if isinstance(lam, Tensor) else NUMBER
+    number = ratio if lam is None else 0.0 if isinstance(lam, Tensor) else lam
+    tensor = lam if isinstance(lam, Tensor) else scales
+    b = weight if bias is None else bias
+    system: list[Any] = [M, y, b, number, tensor, scales, n, o, d, M.stride(0), y.stride(0), y.stride(1)]
+    constants = {"KIND": kind, "BIAS": bias is not None, "FROM_ZERO": from_zero, "BLOCK_O": _BLOCK_O}
+    if n <= SMALL:
+        _eliminate[(blocks,)](*system, A, flags, N=max(16, triton.next_power_of_2(n)), **constants, num_warps=8)
+        update = A
+    else:
+        K = new((n, n), dtype=torch.float64)
+        size = triton.next_power_of_2(n)
+        _assemble[(n + blocks,)](*system, K, A, N=size, **constants, num_warps=1)
+        L, info = torch.linalg.cholesky_ex(K)
+        stride = L.stride(0), L.stride(1)
+        _substitute[(blocks,)](L, *stride, info, A, flags, n, o, N=size, BLOCK_O=_BLOCK_O, num_warps=4)
+        update = A.T @ rows[:n]
+    _write[(blocks, -(-d // _BLOCK_D))](
+        weight, b, rows, A, update, scales, flags, step, attempts, n, o, d, blocks,
+        FLAGS=triton.next_power_of_2(blocks), BIAS=bias is not None, FROM_ZERO=from_zero, MULTIPLY=n <= SMALL,
+        BLOCK_O=_BLOCK_O, BLOCK_D=_BLOCK_D, num_warps=2,
+    )  # fmt: skip
+    for tensor in (weight, b):
+        torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
+
+
+if triton is not None:
+
+    @triton.jit
+    def _scales(M, number, tensor, n, d, ldm, r, KIND: tl.constexpr, BIAS: tl.constexpr):
+        """1 / lambda for the weights and for the bias."""
+        if KIND == 2:
+            diagonal = tl.load(M + r * ldm + r, mask=r < n, other=0.0)
+            mean = tl.sum(diagonal, axis=0) / d
+            weights = number * tl.where(mean > 0, mean, 1.0)
+            bias = weights * 0 + number * n
+        elif KIND == 1:
+            weights = tl.load(tensor)
+            bias = weights
+        else:
+            weights = tl.sum(tl.where(r == 0, 1.0, 0.0).to(tl.float64), axis=0) * number
+            bias = weights
+        return 1.0 / weights, 1.0 / bias
+
+    @triton.jit
+    def _residual(M, y, b, n, o, ldm, ys0, ys1, rows, cols, mask, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr):
+        E = tl.load(y + rows * ys0 + cols * ys1, mask=mask, other=0.0).to(tl.float64)
+        if not FROM_ZERO:
+            E -= tl.load(M + rows * ldm + n + cols, mask=mask, other=0.0)
+            if BIAS:
+                E -= tl.load(b + cols, mask=mask, other=0.0).to(tl.float64)
+        return E
+
+    @triton.jit
+    def _eliminate(
+        M, y, b, number, tensor, scales, n, o, d, ldm, ys0, ys1, A, flags,
+        N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
+    ):  # fmt: skip
+        """Gauss-Jordan on `[K | E]`, which for a positive definite K needs no pivoting."""
+        pid = tl.program_id(0)
+        r = tl.arange(0, N)
+        q = pid * BLOCK_O + tl.arange(0, BLOCK_O)
+        s_w, s_b = _scales(M, number, tensor, n, d, ldm, r, KIND, BIAS)
+        inside = (r[:, None] < n) & (r[None, :] < n)
+        K = tl.load(M + r[:, None] * ldm + r[None, :], mask=inside, other=0.0) * s_w
+        if BIAS:
+            K = tl.where(inside, K + s_b, K)
+        diagonal = r[:, None] == r[None, :]
+        K = tl.where(diagonal, K + tl.maximum(1.0, K * (4.0 * 2.220446049250313e-16 * n)), K)
+        mask = (r[:, None] < n) & (q[None, :] < o)
+        E = _residual(M, y, b, n, o, ldm, ys0, ys1, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
+        smallest = s_w * 0 + 1.0
+        for k in range(n):
+            row = tl.sum(tl.where(r[:, None] == k, K, 0.0), axis=0)
+            column = tl.sum(tl.where(r[None, :] == k, K, 0.0), axis=1)
+            e = tl.sum(tl.where(r[:, None] == k, E, 0.0), axis=0)
+            pivot = tl.sum(tl.where(r == k, row, 0.0), axis=0)
+            smallest = tl.minimum(smallest, pivot)
+            factor = tl.where(r == k, 0.0, column / pivot)
+            K -= factor[:, None] * row[None, :]
+            E -= factor[:, None] * e[None, :]
+        E /= tl.sum(tl.where(diagonal, K, 0.0), axis=1)[:, None]
+        tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
+        finite = tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0, 1), axis=1), axis=0)
+        tl.store(flags + pid, tl.where(smallest > 0.0, finite, 0))
+        if pid == 0:
+            tl.store(scales, s_w)
+            tl.store(scales + 1, s_b)
+
+    @triton.jit
+    def _assemble(
+        M, y, b, number, tensor, scales, n, o, d, ldm, ys0, ys1, K, A,
+        N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
+    ):  # fmt: skip
+        """One program a row of K, then one a block of columns of E (written to A)."""
+        pid = tl.program_id(0)
+        r = tl.arange(0, N)
+        s_w, s_b = _scales(M, number, tensor, n, d, ldm, r, KIND, BIAS)
+        if pid < n:
+            row = tl.load(M + pid * ldm + r, mask=r < n, other=0.0) * s_w
+            if BIAS:
+                row += s_b
+            row = tl.where(r == pid, row + tl.maximum(1.0, row * (4.0 * 2.220446049250313e-16 * n)), row)
+            tl.store(K + pid * n + r, row, mask=r < n)
+        else:
+            q = (pid - n) * BLOCK_O + tl.arange(0, BLOCK_O)
+            mask = (r[:, None] < n) & (q[None, :] < o)
+            E = _residual(M, y, b, n, o, ldm, ys0, ys1, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
+            tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
+        if pid == 0:
+            tl.store(scales, s_w)
+            tl.store(scales + 1, s_b)
+
+    @triton.jit
+    def _substitute(L, ls0, ls1, info, A, flags, n, o, N: tl.constexpr, BLOCK_O: tl.constexpr):
+        """`A <- (L L^T)^-1 A`, a block of columns a program."""
+        pid = tl.program_id(0)
+        r = tl.arange(0, N)
+        q = pid * BLOCK_O + tl.arange(0, BLOCK_O)
+        mask = (r[:, None] < n) & (q[None, :] < o)
+        E = tl.load(A + r[:, None] * o + q[None, :], mask=mask, other=0.0)
+        inverse = 1.0 / tl.load(L + r * (ls0 + ls1), mask=r < n, other=1.0)
+        # each column is loaded a step ahead of its use, or the chain would wait for memory at every step
+        column = tl.load(L + r * ls0, mask=(r > 0) & (r < n), other=0.0)
+        for k in range(n):
+            ahead = tl.load(L + r * ls0 + (k + 1) * ls1, mask=(r > k + 1) & (r < n), other=0.0)
+            x = tl.sum(tl.where(r[:, None] == k, E * inverse[:, None], 0.0), axis=0)
+            E = tl.where(r[:, None] == k, x[None, :], E - column[:, None] * x[None, :])
+            column = ahead
+        column = tl.load(L + (n - 1) * ls0 + r * ls1, mask=r < n - 1, other=0.0)
+        for i in range(n):
+            k = n - 1 - i
+            ahead = tl.load(L + (k - 1) * ls0 + r * ls1, mask=r < k - 1, other=0.0)
+            x = tl.sum(tl.where(r[:, None] == k, E * inverse[:, None], 0.0), axis=0)
+            E = tl.where(r[:, None] == k, x[None, :], E - column[:, None] * x[None, :])
+            column = ahead
+        tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
+        finite = tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0, 1), axis=1), axis=0)
+        tl.store(flags + pid, tl.where(tl.load(info) == 0, finite, 0))
+
+    @triton.jit
+    def _write(
+        weight, bias, rows, A, product, scales, flags, step, attempts, n, o, d, blocks,
+        FLAGS: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, MULTIPLY: tl.constexpr,
+        BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
+    ):  # fmt: skip
+        """`W += (1 / lam) A^T phi` where every block of A is sound and the sum is finite.
+
+        `product` is `A^T phi`, or the kernel does that multiplication as well."""
+        f = tl.arange(0, FLAGS)
+        ok = tl.min(tl.load(flags + f, mask=f < blocks, other=1), axis=0)
+        last = o * ok  # nothing is written after a failure
+        q = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+        c = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        mask = (q[:, None] < o) & (c[None, :] < d)
+        if MULTIPLY:
+            update = tl.zeros((BLOCK_O, BLOCK_D), dtype=tl.float64)
+            for k in range(n):
+                a = tl.load(A + k * o + q, mask=q < o, other=0.0)
+                update += a[:, None] * tl.load(rows + k * d + c, mask=c < d, other=0.0)[None, :]
+        else:
+            update = tl.load(product + q[:, None] * d + c[None, :], mask=mask, other=0.0)
+        at = weight + q[:, None] * d + c[None, :]
+        new = update * tl.load(scales)
+        if not FROM_ZERO:
+            new += tl.load(at, mask=mask, other=0.0).to(tl.float64)
+        rounded = new.to(weight.dtype.element_ty)
+        tl.store(at, rounded, mask=mask & (q[:, None] < last) & (rounded - rounded == 0.0))
+        if tl.program_id(1) == 0:
+            if BIAS:
+                total = tl.zeros((BLOCK_O,), dtype=tl.float64)
+                for k in range(n):
+                    total += tl.load(A + k * o + q, mask=q < o, other=0.0)
+                new_bias = total * tl.load(scales + 1)
+                if not FROM_ZERO:
+                    new_bias += tl.load(bias + q, mask=q < o, other=0.0).to(tl.float64)
+                short = new_bias.to(bias.dtype.element_ty)
+                tl.store(bias + q, short, mask=(q < last) & (short - short == 0.0))
+            if tl.program_id(0) == 0:
+                tl.store(step, tl.load(step) + ok)
+                tl.store(attempts, tl.load(attempts) + 1)
