@@ -12,13 +12,14 @@ solve succeeded and everything is finite; otherwise the head stays as it was and
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed, kernels, lambdas, linalg
+from . import distributed, lambdas, linalg
 from .losses import Loss, Squared
 from .rules import Kalman, Proximal, Rule, Source
 from .statistics import Batch, Statistics, check_batch, extend
@@ -225,6 +226,10 @@ class ClosedFormLinear(nn.Linear):
         memory = self._memory()
         stored = self._storage()
         new = self.rule.update(stored.to(linalg.solve_dtype(stored.device)), source, memory, self.step)
+        kernels = None if new.memory else self._kernels()
+        if kernels is not None:
+            kernels.accept_(self.weight, self.bias, new.W, new.ok, self.step, self.attempts)
+            return
         W = new.W.to(stored.dtype)
         total = W.sum(dtype=new.W.dtype)
         for tensor in new.memory.values():
@@ -236,11 +241,21 @@ class ClosedFormLinear(nn.Linear):
         self.step += ok
         self.attempts += 1
 
+    def _kernels(self) -> ModuleType | None:
+        """The kernels for CUDA, where they can write this layer. Imported late, since Triton takes its time."""
+        if self.weight.device.type != "cuda" or torch.compiler.is_compiling():
+            return None
+        from . import kernels
+
+        return kernels if kernels.usable(self.weight, self.bias) else None
+
     def _take_small(self, batch: Batch) -> bool:
         """The same by the kernels for small batches, where they apply."""
-        if not kernels.takes(batch.phi, self.weight, self.bias) or batch.weight is not None or batch.sizes is not None:
+        kernels = self._kernels()
+        n, d = batch.phi.shape
+        if kernels is None or n > min(kernels.LARGEST, d) or batch.weight is not None or batch.sizes is not None:
             return False
-        small = self.rule.small(batch.phi.shape[0], self._memory(), self.step)
+        small = self.rule.small(n, self._memory(), self.step)
         if small is None or not isinstance(self.loss, Squared):
             return False
         counters = self.step, self.attempts
@@ -277,7 +292,7 @@ class ClosedFormLinear(nn.Linear):
         if linalg.may_branch(self.step) and int(self.step) == 0:
             raise ValueError("variance needs at least one solve: the noise level is estimated from the batches")
         with torch.autocast(phi.device.type, enabled=False):
-            X = extend(phi.reshape(-1, self.in_features), self.bias is not None)
+            X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
             variance = self.rule.variance(X, self._memory())
         return variance.reshape(*phi.shape[:-1], self.out_features).to(phi.dtype)
 

@@ -1,15 +1,18 @@
-"""The small solve on a CUDA device in four or six launches instead of forty.
+"""What a solve does besides products and factorisations, on a CUDA device in a few launches instead of dozens.
 
 A batch of up to 128 rows makes a system so small that the time of a solve is the time it takes to launch it. These Triton
 kernels (Triton comes with torch's CUDA builds) do what `linalg.ridge` and `ClosedFormLinear._take` do together, in the same
 float64: `[phi; W]` in float64 and its product with phi come from torch, the rest from here::
 
     n <= 32     eliminate: system, residual and solution in one kernel
-    n <= 128    assemble, Cholesky (torch), substitute
+    n <= 128    assemble, Cholesky (torch), invert, substitute
     then        write: update, guard, layer and counters
 
-Everything else goes through the plain path.
+Other solves use `accept_` alone: the guard, the layer and the counters in one launch.
 """
+
+# Triton is a language of its own inside Python, which a type checker does not know, and is only there in CUDA builds:
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
@@ -32,17 +35,10 @@ _BLOCK_O, _BLOCK_D = 4, 64  # outputs and features a program; these and the numb
 NUMBER, TENSOR, AUTO = 0, 1, 2
 
 
-def takes(phi: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these tensors are for the kernels: few rows, a float32 layer, a CUDA device, eager mode."""
-    return (
-        phi.device.type == "cuda"
-        and triton is not None
-        and phi.shape[0] <= min(LARGEST, phi.shape[1])
-        and weight.dtype == torch.float32
-        and weight.is_contiguous()
-        and (bias is None or bias.is_contiguous())
-        and not torch.compiler.is_compiling()
-    )
+def usable(weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels can write this layer: float32 and contiguous."""
+    contiguous = weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    return triton is not None and weight.dtype == torch.float32 and contiguous
 
 
 def solve_(
@@ -56,42 +52,57 @@ def solve_(
     step: Tensor,
     attempts: Tensor,
 ) -> None:
-    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)`.
+    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)` with n at most `LARGEST`.
 
     lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
     from_zero: ridge instead of proximal; the old layer does not count.
     """
     (n, d), o = phi.shape, y.shape[1]
-    new = weight.new_empty
-    rows = new((n if from_zero else n + o, d), dtype=torch.float64)
+    double = {"dtype": torch.float64, "device": phi.device}
+    rows = torch.empty(n if from_zero else n + o, d, **double)
     torch.cat([phi] if from_zero else [phi, weight], out=rows)
-    M = rows[:n] @ rows.T
-    A, scales = new((n, o), dtype=torch.float64), new(2, dtype=torch.float64)
+    top = rows[:n]
+    M = torch.mm(top, rows.T)
     blocks = -(-o // _BLOCK_O)
-    flags = new(blocks, dtype=torch.int32)
+    # the solution A (n, o), then 1 / lambda for weights and bias, then whether each block of columns is sound
+    work = torch.empty(n * o + 2 + blocks, **double)
     kind = AUTO if lam is None else TENSOR if isinstance(lam, Tensor) else NUMBER
     number = ratio if lam is None else 0.0 if isinstance(lam, Tensor) else lam
-    tensor = lam if isinstance(lam, Tensor) else scales
+    tensor = lam if isinstance(lam, Tensor) else work
     b = weight if bias is None else bias
-    system: list[Any] = [M, y, b, number, tensor, scales, n, o, d, M.stride(0), y.stride(0), y.stride(1)]
+    system: list[Any] = [M, y, b, number, tensor, work, n, o, d, M.stride(0), y.stride(0), y.stride(1)]
     constants = {"KIND": kind, "BIAS": bias is not None, "FROM_ZERO": from_zero, "BLOCK_O": _BLOCK_O}
+    product = work
     if n <= SMALL:
-        _eliminate[(blocks,)](*system, A, flags, N=max(16, triton.next_power_of_2(n)), **constants, num_warps=8)
-        update = A
+        _eliminate[(blocks,)](*system, N=max(16, triton.next_power_of_2(n)), **constants, num_warps=8)
     else:
-        K = new((n, n), dtype=torch.float64)
-        size = triton.next_power_of_2(n)
-        _assemble[(n + blocks,)](*system, K, A, N=size, **constants, num_warps=1)
+        K = torch.empty(n, n, **double)
+        _assemble[(n + blocks,)](*system, K, N=LARGEST, **constants, num_warps=1)
         L, info = torch.linalg.cholesky_ex(K)
+        panels = -(-n // SMALL)
         stride = L.stride(0), L.stride(1)
-        _substitute[(blocks,)](L, *stride, info, A, flags, n, o, N=size, BLOCK_O=_BLOCK_O, num_warps=4)
-        update = A.T @ rows[:n]
+        _invert[(panels,)](L, *stride, K, n, N=SMALL, num_warps=4)  # K's memory is free again
+        _substitute[(blocks,)](L, *stride, K, info, work, n, o, panels, N=SMALL, BLOCK_O=_BLOCK_O, num_warps=4)
+        product = torch.mm(work[: n * o].view(n, o).T, top)
     _write[(blocks, -(-d // _BLOCK_D))](
-        weight, b, rows, A, update, scales, flags, step, attempts, n, o, d, blocks,
+        weight, b, rows, work, product, step, attempts, n, o, d, blocks,
         FLAGS=triton.next_power_of_2(blocks), BIAS=bias is not None, FROM_ZERO=from_zero, MULTIPLY=n <= SMALL,
         BLOCK_O=_BLOCK_O, BLOCK_D=_BLOCK_D, num_warps=2,
     )  # fmt: skip
-    for tensor in (weight, b):
+    _changed(weight, b)
+
+
+def accept_(weight: Tensor, bias: Tensor | None, W: Tensor, ok: Tensor, step: Tensor, attempts: Tensor) -> None:
+    """Take the new layer `W (o, D)`, in float64 with the bias in its last column, where `ok` and all of it is finite."""
+    (o, d), b = weight.shape, weight if bias is None else bias
+    _accept[(o, -(-W.shape[1] // 1024))](
+        weight, b, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d, W.shape[1], BLOCK=1024, num_warps=4
+    )
+    _changed(weight, b)
+
+
+def _changed(*tensors: Tensor) -> None:
+    for tensor in tensors:
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 
 
@@ -124,7 +135,7 @@ if triton is not None:
 
     @triton.jit
     def _eliminate(
-        M, y, b, number, tensor, scales, n, o, d, ldm, ys0, ys1, A, flags,
+        M, y, b, number, tensor, work, n, o, d, ldm, ys0, ys1,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
         """Gauss-Jordan on `[K | E]`, which for a positive definite K needs no pivoting."""
@@ -151,19 +162,19 @@ if triton is not None:
             K -= factor[:, None] * row[None, :]
             E -= factor[:, None] * e[None, :]
         E /= tl.sum(tl.where(diagonal, K, 0.0), axis=1)[:, None]
-        tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
-        finite = tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0, 1), axis=1), axis=0)
-        tl.store(flags + pid, tl.where(smallest > 0.0, finite, 0))
+        tl.store(work + r[:, None] * o + q[None, :], E, mask=mask)
+        finite = tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0.0, 1.0), axis=1), axis=0)
+        tl.store(work + n * o + 2 + pid, tl.where(smallest > 0.0, finite, 0.0))
         if pid == 0:
-            tl.store(scales, s_w)
-            tl.store(scales + 1, s_b)
+            tl.store(work + n * o, s_w)
+            tl.store(work + n * o + 1, s_b)
 
     @triton.jit
     def _assemble(
-        M, y, b, number, tensor, scales, n, o, d, ldm, ys0, ys1, K, A,
+        M, y, b, number, tensor, work, n, o, d, ldm, ys0, ys1, K,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
-        """One program a row of K, then one a block of columns of E (written to A)."""
+        """One program a row of K, then one a block of columns of E (written where A will be)."""
         pid = tl.program_id(0)
         r = tl.arange(0, N)
         s_w, s_b = _scales(M, number, tensor, n, d, ldm, r, KIND, BIAS)
@@ -177,41 +188,69 @@ if triton is not None:
             q = (pid - n) * BLOCK_O + tl.arange(0, BLOCK_O)
             mask = (r[:, None] < n) & (q[None, :] < o)
             E = _residual(M, y, b, n, o, ldm, ys0, ys1, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
-            tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
+            tl.store(work + r[:, None] * o + q[None, :], E, mask=mask)
         if pid == 0:
-            tl.store(scales, s_w)
-            tl.store(scales + 1, s_b)
+            tl.store(work + n * o, s_w)
+            tl.store(work + n * o + 1, s_b)
 
     @triton.jit
-    def _substitute(L, ls0, ls1, info, A, flags, n, o, N: tl.constexpr, BLOCK_O: tl.constexpr):
-        """`A <- (L L^T)^-1 A`, a block of columns a program."""
+    def _invert(L, ls0, ls1, inverses, n, N: tl.constexpr):
+        """The inverse of a diagonal block of L, column by column of the identity at once; rows and columns of the
+        identity where the block ends early."""
+        pid = tl.program_id(0)
+        r = tl.arange(0, N)
+        at = pid * N + r
+        X = tl.where(r[:, None] == r[None, :], 1.0, 0.0).to(tl.float64)
+        inverse = 1.0 / tl.load(L + at * (ls0 + ls1), mask=at < n, other=1.0)
+        column = tl.load(L + at * ls0 + pid * N * ls1, mask=(r > 0) & (at < n), other=0.0)
+        for k in range(N):  # the column of the next step is loaded ahead, or the chain would wait for memory
+            ahead = tl.load(L + at * ls0 + (pid * N + k + 1) * ls1, mask=(r > k + 1) & (at < n), other=0.0)
+            x = tl.sum(tl.where(r[:, None] == k, X * inverse[:, None], 0.0), axis=0)
+            X = tl.where(r[:, None] == k, x[None, :], X - column[:, None] * x[None, :])
+            column = ahead
+        tl.store(inverses + pid * N * N + r[:, None] * N + r[None, :], X, mask=(at[:, None] < n) & (at[None, :] < n))
+
+    @triton.jit
+    def _substitute(L, ls0, ls1, inverses, info, work, n, o, panels, N: tl.constexpr, BLOCK_O: tl.constexpr):
+        """`A <- (L L^T)^-1 A` by panels of N rows, a block of columns a program."""
         pid = tl.program_id(0)
         r = tl.arange(0, N)
         q = pid * BLOCK_O + tl.arange(0, BLOCK_O)
-        mask = (r[:, None] < n) & (q[None, :] < o)
-        E = tl.load(A + r[:, None] * o + q[None, :], mask=mask, other=0.0)
-        inverse = 1.0 / tl.load(L + r * (ls0 + ls1), mask=r < n, other=1.0)
-        # each column is loaded a step ahead of its use, or the chain would wait for memory at every step
-        column = tl.load(L + r * ls0, mask=(r > 0) & (r < n), other=0.0)
-        for k in range(n):
-            ahead = tl.load(L + r * ls0 + (k + 1) * ls1, mask=(r > k + 1) & (r < n), other=0.0)
-            x = tl.sum(tl.where(r[:, None] == k, E * inverse[:, None], 0.0), axis=0)
-            E = tl.where(r[:, None] == k, x[None, :], E - column[:, None] * x[None, :])
-            column = ahead
-        column = tl.load(L + (n - 1) * ls0 + r * ls1, mask=r < n - 1, other=0.0)
-        for i in range(n):
-            k = n - 1 - i
-            ahead = tl.load(L + (k - 1) * ls0 + r * ls1, mask=r < k - 1, other=0.0)
-            x = tl.sum(tl.where(r[:, None] == k, E * inverse[:, None], 0.0), axis=0)
-            E = tl.where(r[:, None] == k, x[None, :], E - column[:, None] * x[None, :])
-            column = ahead
-        tl.store(A + r[:, None] * o + q[None, :], E, mask=mask)
-        finite = tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0, 1), axis=1), axis=0)
-        tl.store(flags + pid, tl.where(tl.load(info) == 0, finite, 0))
+        finite = tl.load(info) * 0.0 + 1.0
+        for i in range(panels):
+            at = i * N + r
+            mask = (at[:, None] < n) & (q[None, :] < o)
+            E = tl.load(work + at[:, None] * o + q[None, :], mask=mask, other=0.0)
+            for j in range(i):
+                to = j * N + r
+                B = tl.load(L + at[:, None] * ls0 + to[None, :] * ls1, mask=at[:, None] < n, other=0.0)
+                Y = tl.load(work + to[:, None] * o + q[None, :], mask=q[None, :] < o, other=0.0)
+                E -= tl.sum(B[:, :, None] * Y[None, :, :], axis=1)
+            square = (at[:, None] < n) & (at[None, :] < n)
+            C = tl.load(inverses + i * N * N + r[:, None] * N + r[None, :], mask=square, other=0.0)
+            tl.store(work + at[:, None] * o + q[None, :], tl.sum(C[:, :, None] * E[None, :, :], axis=1), mask=mask)
+            tl.debug_barrier()
+        for back in range(panels):
+            i = panels - 1 - back
+            at = i * N + r
+            mask = (at[:, None] < n) & (q[None, :] < o)
+            E = tl.load(work + at[:, None] * o + q[None, :], mask=mask, other=0.0)
+            for j in range(i + 1, panels):
+                to = j * N + r
+                B = tl.load(L + to[None, :] * ls0 + at[:, None] * ls1, mask=to[None, :] < n, other=0.0)
+                Y = tl.load(work + to[:, None] * o + q[None, :], mask=(to[:, None] < n) & (q[None, :] < o), other=0.0)
+                E -= tl.sum(B[:, :, None] * Y[None, :, :], axis=1)
+            square = (at[:, None] < n) & (at[None, :] < n)
+            C = tl.load(inverses + i * N * N + r[None, :] * N + r[:, None], mask=square, other=0.0)
+            E = tl.sum(C[:, :, None] * E[None, :, :], axis=1)
+            finite = tl.minimum(finite, tl.min(tl.min(tl.where(mask & (E - E != 0.0), 0.0, 1.0), axis=1), axis=0))
+            tl.store(work + at[:, None] * o + q[None, :], E, mask=mask)
+            tl.debug_barrier()
+        tl.store(work + n * o + 2 + pid, tl.where(tl.load(info) == 0, finite, 0.0))
 
     @triton.jit
     def _write(
-        weight, bias, rows, A, product, scales, flags, step, attempts, n, o, d, blocks,
+        weight, bias, rows, work, product, step, attempts, n, o, d, blocks,
         FLAGS: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, MULTIPLY: tl.constexpr,
         BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
     ):  # fmt: skip
@@ -219,7 +258,7 @@ if triton is not None:
 
         `product` is `A^T phi`, or the kernel does that multiplication as well."""
         f = tl.arange(0, FLAGS)
-        ok = tl.min(tl.load(flags + f, mask=f < blocks, other=1), axis=0)
+        ok = tl.min(tl.load(work + n * o + 2 + f, mask=f < blocks, other=1.0), axis=0).to(tl.int32)
         last = o * ok  # nothing is written after a failure
         q = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         c = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -227,12 +266,12 @@ if triton is not None:
         if MULTIPLY:
             update = tl.zeros((BLOCK_O, BLOCK_D), dtype=tl.float64)
             for k in range(n):
-                a = tl.load(A + k * o + q, mask=q < o, other=0.0)
+                a = tl.load(work + k * o + q, mask=q < o, other=0.0)
                 update += a[:, None] * tl.load(rows + k * d + c, mask=c < d, other=0.0)[None, :]
         else:
             update = tl.load(product + q[:, None] * d + c[None, :], mask=mask, other=0.0)
         at = weight + q[:, None] * d + c[None, :]
-        new = update * tl.load(scales)
+        new = update * tl.load(work + n * o)
         if not FROM_ZERO:
             new += tl.load(at, mask=mask, other=0.0).to(tl.float64)
         rounded = new.to(weight.dtype.element_ty)
@@ -241,8 +280,8 @@ if triton is not None:
             if BIAS:
                 total = tl.zeros((BLOCK_O,), dtype=tl.float64)
                 for k in range(n):
-                    total += tl.load(A + k * o + q, mask=q < o, other=0.0)
-                new_bias = total * tl.load(scales + 1)
+                    total += tl.load(work + k * o + q, mask=q < o, other=0.0)
+                new_bias = total * tl.load(work + n * o + 1)
                 if not FROM_ZERO:
                     new_bias += tl.load(bias + q, mask=q < o, other=0.0).to(tl.float64)
                 short = new_bias.to(bias.dtype.element_ty)
@@ -250,3 +289,17 @@ if triton is not None:
             if tl.program_id(0) == 0:
                 tl.store(step, tl.load(step) + ok)
                 tl.store(attempts, tl.load(attempts) + 1)
+
+    @triton.jit
+    def _accept(weight, bias, W, ws0, ws1, total, ok, step, attempts, d, D, BLOCK: tl.constexpr):
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        sum = tl.load(total)
+        sound = tl.where(sum - sum == 0.0, tl.load(ok).to(tl.int32), 0)
+        new = tl.load(W + row * ws0 + c * ws1, mask=c < D, other=0.0).to(weight.dtype.element_ty)
+        finite = new - new == 0.0
+        tl.store(weight + row * d + c, new, mask=(c < d * sound) & finite)
+        tl.store(bias + row + c * 0, new, mask=(c == d) & (c < D * sound) & finite)
+        if row + tl.program_id(1) == 0:
+            tl.store(step, tl.load(step) + sound)
+            tl.store(attempts, tl.load(attempts) + 1)

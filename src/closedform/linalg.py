@@ -44,18 +44,25 @@ def may_branch(tensor: Tensor) -> bool:
 
 @dataclass
 class Rows:
-    """A batch as rows: features `X (n, D)` and residuals `E (n, o)`, both scaled by the root of the sample weight."""
+    """A batch as rows: features `X (n, D)` and residuals `E (n, o)`, both scaled by the root of the sample weight.
+
+    n: the batch size that `per_sample` sees, the number of samples or the sum of their weights.
+    padded: X with columns of zeros up to an even width, which the fast products of a GPU want.
+    """
 
     X: Tensor
     E: Tensor
-    n: int | float | Tensor = (
-        0  # the batch size that `per_sample` sees: the number of samples or the sum of their weights
-    )
+    n: int | float | Tensor = 0
     bias: bool = False
+    padded: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         return self.X.dtype
+
+    @property
+    def wide(self) -> Tensor:
+        return self.X if self.padded is None else self.padded
 
     @property
     def C(self) -> Tensor:
@@ -70,7 +77,8 @@ class Rows:
         return self.X.square().sum(0)
 
     def moments(self) -> Moments:
-        return Moments(self.X.T @ self.X, self.C, self.ee, self.n, self.bias)
+        D, wide = self.X.shape[1], self.wide
+        return Moments((wide.T @ wide)[:D, :D], (wide.T @ self.E)[:D], self.ee, self.n, self.bias)
 
 
 @dataclass
@@ -132,7 +140,7 @@ def _scaled(system: System, scale: Tensor) -> System:
 
 def _dual(rows: Rows, lam: float | Tensor) -> Solution:
     X, E = rows.X, rows.E
-    K = gram_lower(X)
+    K = gram_lower(rows.wide)
     if may_branch(K) and _ill_conditioned(K, lam):
         return _svd(X, E, lam)
     A, ok = solve_shifted_(K, lam, E)
@@ -208,8 +216,7 @@ _BLOCK = 32  # diagonal blocks inverted by one batched triangular solve
 def gram_lower(X: Tensor) -> Tensor:
     """The lower triangle of `X X^T`; what stands above it is not defined.
 
-    Large products on an accelerator are cut into strips that skip most of the upper half (there is no `syrk` in torch),
-    and the column of the bias is added by itself, since the fast kernels want an even number of columns.
+    Large products on an accelerator are cut into strips that skip most of the upper half (there is no `syrk` in torch).
     """
     if X.device.type == "cpu" or X.shape[0] < 512 or X.requires_grad:
         return X @ X.T
@@ -217,14 +224,11 @@ def gram_lower(X: Tensor) -> Tensor:
 
 
 def _gram_strips(X: Tensor, strips: int = 4) -> Tensor:
-    n, odd = X.shape[0], X.shape[1] % 2
-    body = X[:, : X.shape[1] - odd]
+    n = X.shape[0]
     K = X.new_empty(n, n)
     edges = [n * i // strips for i in range(strips + 1)]
     for low, high in zip(edges, edges[1:]):
-        torch.mm(body[low:high], body[:high].T, out=K[low:high, :high])
-    if odd:
-        K.addr_(X[:, -1], X[:, -1])
+        torch.mm(X[low:high], X[:high].T, out=K[low:high, :high])
     return K
 
 
@@ -232,7 +236,7 @@ def cholesky_solve(B: Tensor, L: Tensor) -> Tensor:
     """`(L L^T)^-1 B`. On an accelerator by blocks: substitution with few right-hand sides is one long chain of tiny
     operations there, while inverting diagonal blocks (of the factor, not of the system) is a handful of batched products.
     """
-    if L.device.type == "cpu" or L.shape[0] <= 64 or L.requires_grad or B.requires_grad:
+    if L.device.type == "cpu" or L.shape[0] <= 256 or L.requires_grad or B.requires_grad:
         return torch.cholesky_solve(B, L)
     return _blocked_cholesky_solve(B, L, panel=512 if L.shape[0] <= 2048 else 1024)
 

@@ -63,11 +63,12 @@ class Batch:
         return Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
 
     def _rows(self, W: Tensor | None, low: int, high: int) -> Rows:
-        X = extend(self.phi[low:high], self.bias)
+        padded = extend(self.phi[low:high], self.bias)
+        X = padded[:, : self.features]
         y = self.y[low:high].to(X.dtype)
         E = self.loss.residual(None if W is None else X @ W.T, y)
         if self.weight is None:
-            return Rows(X, E, high - low, self.bias)
+            return Rows(X, E, high - low, self.bias, padded)
         weight = self.weight[low:high].to(X.dtype)
         root = weight.sqrt()[:, None]
         return Rows(root * X, root * E, weight.sum(), self.bias)
@@ -92,16 +93,18 @@ class Batch:
 
 
 def extend(phi: Tensor, bias: bool) -> Tensor:
-    """The rows in the solver's dtype, a 1 at the end of each for the bias; rows start at aligned addresses."""
+    """The rows in the solver's dtype, with a 1 at the end of each for the bias; then zeros up to a multiple of eight where
+    that makes products faster."""
     n, d = phi.shape
     dtype = linalg.solve_dtype(phi.device)
-    if not bias:
-        return phi.to(dtype)
-    if phi.requires_grad or torch.compiler.is_compiling():
-        return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0)
-    X = torch.empty(n, (d + 8) // 8 * 8, dtype=dtype, device=phi.device)[:, : d + 1]
+    if phi.device.type == "cpu" or phi.requires_grad or torch.compiler.is_compiling():
+        return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0) if bias else phi.to(dtype)
+    X = torch.empty(n, -(-(d + int(bias)) // 8) * 8, dtype=dtype, device=phi.device)
     X[:, :d] = phi
-    X[:, d] = 1
+    if X.shape[1] > d:
+        X[:, d:] = 0
+    if bias:
+        X[:, d] = 1
     return X
 
 
@@ -203,7 +206,8 @@ def check_batch(
         raise ValueError(f"y must be real numbers, got {y.dtype}")
     if phi.device != y.device:
         raise ValueError(f"phi and y must be on one device, got {phi.device} and {y.device}")
-    phi, y = phi.reshape(-1, in_features), y.reshape(-1, out_features)
+    if phi.ndim != 2:
+        phi, y = phi.reshape(-1, in_features), y.reshape(-1, out_features)
     if phi.shape[0] == 0:
         raise ValueError(f"no samples: phi has shape {tuple(expected[:-1])} + ({in_features},)")
     if weight is not None:
