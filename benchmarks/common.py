@@ -39,27 +39,36 @@ def environment(device: str) -> dict:
 
 
 def interleaved(sides: dict[str, Callable[[], object]], device: str, seconds: float, least: int = 5) -> dict[str, dict]:
-    """Milliseconds of each side: warm, in turn, each call waited for; median and quartiles."""
+    """Milliseconds a call of each side: warm, sides in turn; median and quartiles.
+
+    On a GPU a turn is a burst of calls that takes some milliseconds, waited for at its end: calls follow each other as they
+    do in training, where nobody waits for a single one.
+    """
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for side in sides.values():
-        for _ in range(3):
+
+    def burst(side: Callable[[], object], calls: int) -> float:
+        synchronize()
+        before = time.perf_counter()
+        for _ in range(calls):
             side()
-    synchronize()
+        synchronize()
+        return 1e3 * (time.perf_counter() - before) / calls
+
+    calls = {}
+    for name, side in sides.items():
+        burst(side, 3)
+        calls[name] = 1 if device == "cpu" else max(1, min(50, int(10 / burst(side, 1))))
     times: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
     while min(map(len, times.values())) < least or time.perf_counter() - start < seconds:
         for name, side in sides.items():
-            synchronize()
-            before = time.perf_counter()
-            side()
-            synchronize()
-            times[name].append(1e3 * (time.perf_counter() - before))
+            times[name].append(burst(side, calls[name]))
     return {name: summary(values) for name, values in times.items()}
 
 
 def summary(values: list[float]) -> dict:
     low, median, high = statistics.quantiles(values, n=4)
-    return {"median_ms": median, "low_ms": low, "high_ms": high, "calls": len(values)}
+    return {"median_ms": median, "low_ms": low, "high_ms": high, "turns": len(values)}
 
 
 def captured(function: Callable[[], object], warm: int = 3) -> Callable[[], object]:

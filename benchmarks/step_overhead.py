@@ -67,7 +67,7 @@ def main() -> None:
     print(f"{'net':>9} {'B':>5} {'d':>5} | {'eager ms':>9} {'ratio':>6} | {'captured':>9} {'ratio':>6} | paper")
     for net, batch, dim in cells:
         functions = sides(net, batch, dim, args.device)
-        seconds = 1.5 if batch <= 128 else 0.6
+        seconds = 1.2 if batch <= 128 else 0.6
         row: dict = {"net": net, "batch": batch, "d": dim, "eager": interleaved(functions, args.device, seconds, 4)}
         paper = dict(zip(DIMS, PAPER.get((net, batch), ()))).get(dim)
         eager, plain = (row["eager"][k]["median_ms"] for k in ("ours", "cross_entropy"))

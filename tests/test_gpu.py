@@ -165,7 +165,7 @@ def test_solve_between_forward_and_backward_raises(n, autocast):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs", [1, 16, 100])
-@pytest.mark.parametrize("n", [1, 7, 32, 33, 64, 128])
+@pytest.mark.parametrize("n", [1, 7, 32, 33, 64, 128, 151, 152, 500])
 @pytest.mark.parametrize("rule", [cf.Ridge(0.3), cf.Proximal(0.3), cf.Proximal("auto"), cf.Ridge("auto")])
 def test_the_small_kernels_equal_the_plain_path(bias, outputs, n, rule, monkeypatch):
     small, plain = (head(150, outputs, rule, bias=bias, dtype=torch.float32).cuda() for _ in range(2))
@@ -173,7 +173,27 @@ def test_the_small_kernels_equal_the_plain_path(bias, outputs, n, rule, monkeypa
         phi, y = (t.float().cuda() for t in problem(n, 150, outputs, seed=seed))
         small.solve(phi, y)
         with monkeypatch.context() as context:
-            context.setattr("closedform.kernels.LARGEST", 0)
+            context.setattr("closedform.kernels.usable", lambda *_: False)
             plain.solve(phi, y)
     assert int(small.step) == 3
     assert relative(matrix(small), matrix(plain)) < 1e-6
+
+
+@pytest.mark.parametrize("n", [16, 100, 150, 300])
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("rule", [cf.Proximal, lambda lam: cf.Kalman(lam=lam)])
+def test_a_bad_lambda_on_the_device_is_rejected(n, bad, rule):
+    value = torch.tensor(bad, device="cuda")
+    layer = head(200, 3, rule(lambda step: value), dtype=torch.float32).cuda()
+    before = matrix(layer)
+    layer.solve(*(1e-3 * t.float().cuda() for t in problem(n, 200, 3)))
+    assert int(layer.rejected) == 1
+    assert torch.equal(matrix(layer), before)
+
+
+@pytest.mark.parametrize("n", [16, 300])
+def test_a_bad_number_is_an_error_on_the_device_too(n):
+    layer = head(200, 3, cf.Proximal(lambda step: 0.0), dtype=torch.float32).cuda()
+    with pytest.raises(ValueError, match="lambda must be positive"):
+        layer.solve(*(t.float().cuda() for t in problem(n, 200, 3)))
+    assert int(layer.attempts) == 0

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from . import distributed, lambdas, linalg
 from .losses import Loss, Squared
 from .rules import Kalman, Proximal, Rule, Source
-from .statistics import Batch, Statistics, check_batch, extend
+from .statistics import CHUNK, Batch, Statistics, check_batch, extend
 
 _PREFIX = "memory_"  # of the buffers that hold the rule's memory
 _LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
@@ -250,10 +250,12 @@ class ClosedFormLinear(nn.Linear):
         return kernels if kernels.usable(self.weight, self.bias) else None
 
     def _take_small(self, batch: Batch) -> bool:
-        """The same by the kernels for small batches, where they apply."""
+        """The same by the kernels for one lambda and few rows or few features, where they apply."""
         kernels = self._kernels()
+        if kernels is None or batch.weight is not None or batch.sizes is not None:
+            return False
         n, d = batch.phi.shape
-        if kernels is None or n > min(kernels.LARGEST, d) or batch.weight is not None or batch.sizes is not None:
+        if not (n <= min(kernels.LARGEST, d) or d < n <= CHUNK):
             return False
         small = self.rule.small(n, self._memory(), self.step)
         if small is None or not isinstance(self.loss, Squared):
@@ -385,8 +387,9 @@ class ClosedFormLinear(nn.Linear):
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
                 self._reset_memory()
             if exact is None and had is not None:
-                parts = [state_dict.get(prefix + name) for name in ("weight", "bias")[: 1 + (self.bias is not None)]]
-                if all(part is not None for part in parts):
+                names = ("weight", "bias")[: 1 + (self.bias is not None)]
+                parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
+                if len(parts) == len(names):
                     exact = torch.cat([part.reshape(self.out_features, -1) for part in parts], 1)
             if exact is not None and exact.shape == (self.out_features, self.features):
                 self._write_(exact.to(self.weight.device))

@@ -1,14 +1,13 @@
 """What a solve does besides products and factorisations, on a CUDA device in a few launches instead of dozens.
 
-A batch of up to 128 rows makes a system so small that the time of a solve is the time it takes to launch it. These Triton
-kernels (Triton comes with torch's CUDA builds) do what `linalg.ridge` and `ClosedFormLinear._take` do together, in the same
-float64: `[phi; W]` in float64 and its product with phi come from torch, the rest from here::
+The time of a solve of few rows or few features is the time it takes to launch it. These Triton kernels (Triton comes with
+torch's CUDA builds) do what `linalg.ridge` and `ClosedFormLinear._take` do together for one lambda, in the same float64::
 
-    n <= 32     eliminate: system, residual and solution in one kernel
-    n <= 128    assemble, Cholesky (torch), invert, substitute
-    then        write: update, guard, layer and counters
+    n <= 32        torch: [phi; W] phi^T      eliminate (system, residual and solution), write
+    n <= 128       torch: [phi; W] phi^T      assemble, Cholesky (torch), invert, substitute, write
+    n > d          extend ([phi, 1, y; W, b]), products (torch), shift, Cholesky and substitution (torch), accept
 
-Other solves use `accept_` alone: the guard, the layer and the counters in one launch.
+Every other solve uses `accept_` alone: the guard, the layer and the counters in one launch.
 """
 
 # Triton is a language of its own inside Python, which a type checker does not know, and is only there in CUDA builds:
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import linalg
+
 try:
     import triton
     import triton.language as tl
@@ -29,6 +30,7 @@ except ImportError:  # a build without CUDA
 
 SMALL = 32
 LARGEST = 128
+_WIDE = 1024  # columns a program where it only copies
 _BLOCK_O, _BLOCK_D = 4, 64  # outputs and features a program; these and the numbers of warps were measured on an H200
 
 # how lambda arrives
@@ -52,11 +54,28 @@ def solve_(
     step: Tensor,
     attempts: Tensor,
 ) -> None:
-    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)` with n at most `LARGEST`.
+    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)`, for n at most `LARGEST` or more than d.
 
     lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
     from_zero: ridge instead of proximal; the old layer does not count.
     """
+    dual = phi.shape[0] <= phi.shape[1]
+    (_dual_ if dual else _primal_)(weight, bias, phi, y.contiguous(), lam, ratio, from_zero, step, attempts)
+    for tensor in (weight,) if bias is None else (weight, bias):
+        torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
+
+
+def _dual_(
+    weight: Tensor,
+    bias: Tensor | None,
+    phi: Tensor,
+    y: Tensor,
+    lam: float | Tensor | None,
+    ratio: float,
+    from_zero: bool,
+    step: Tensor,
+    attempts: Tensor,
+) -> None:
     (n, d), o = phi.shape, y.shape[1]
     double = {"dtype": torch.float64, "device": phi.device}
     rows = torch.empty(n if from_zero else n + o, d, **double)
@@ -70,7 +89,7 @@ def solve_(
     number = ratio if lam is None else 0.0 if isinstance(lam, Tensor) else lam
     tensor = lam if isinstance(lam, Tensor) else work
     b = weight if bias is None else bias
-    system: list[Any] = [M, y, b, number, tensor, work, n, o, d, M.stride(0), y.stride(0), y.stride(1)]
+    system: list[Any] = [M, y, b, number, tensor, work, n, o, d]
     constants = {"KIND": kind, "BIAS": bias is not None, "FROM_ZERO": from_zero, "BLOCK_O": _BLOCK_O}
     product = work
     if n <= SMALL:
@@ -85,25 +104,64 @@ def solve_(
         _substitute[(blocks,)](L, *stride, K, info, work, n, o, panels, N=SMALL, BLOCK_O=_BLOCK_O, num_warps=4)
         product = torch.mm(work[: n * o].view(n, o).T, top)
     _write[(blocks, -(-d // _BLOCK_D))](
-        weight, b, rows, work, product, step, attempts, n, o, d, blocks,
+        weight, b, rows, work, product, step, attempts, n, o, d,
         FLAGS=triton.next_power_of_2(blocks), BIAS=bias is not None, FROM_ZERO=from_zero, MULTIPLY=n <= SMALL,
         BLOCK_O=_BLOCK_O, BLOCK_D=_BLOCK_D, num_warps=2,
     )  # fmt: skip
-    _changed(weight, b)
+
+
+def _primal_(
+    weight: Tensor,
+    bias: Tensor | None,
+    phi: Tensor,
+    y: Tensor,
+    lam: float | Tensor | None,
+    ratio: float,
+    from_zero: bool,
+    step: Tensor,
+    attempts: Tensor,
+) -> None:
+    (n, d), o = phi.shape, y.shape[1]
+    D = -(-(d + int(bias is not None)) // 8) * 8  # with columns of zeros, since the fast products want an even width
+    width = -(-(D + o) // 8) * 8
+    double = {"dtype": torch.float64, "device": phi.device}
+    rows = torch.empty(n + o, width, **double)  # [phi, 1, 0, y, 0] above [W, b, 0]
+    b = weight if bias is None else bias
+    _extend[(n + o, -(-width // _WIDE))](
+        phi, phi.stride(0), phi.stride(1), y, weight, b, rows, n, o, d, D, width, BIAS=bias is not None, BLOCK=_WIDE
+    )
+    X = rows[:n, :D]
+    M = torch.mm(X.T, rows[:n])
+    G, C = M[:, :D], M[:, D : D + o]
+    if not from_zero:
+        C = torch.addmm(C, G, rows[n:, :D].T, alpha=-1)
+    if lam is None:
+        mean = G.diagonal()[:d].mean()
+        lam, own = ratio * torch.where(mean > 0, mean, torch.ones_like(mean)), ratio * n
+    else:
+        own = -1.0 if isinstance(lam, Tensor) else lam
+    K = torch.empty(D, D, **double)
+    tensor = lam if isinstance(lam, Tensor) else K
+    _shift[(D, -(-D // _WIDE))](
+        M, width, tensor, own, K, d, D, TENSOR=isinstance(lam, Tensor), OWN=own > 0, BLOCK=_WIDE
+    )
+    L, info = torch.linalg.cholesky_ex(K)
+    dW = linalg.cholesky_solve(C, L)
+    _accept[(o, -(-(d + 1) // _WIDE))](
+        weight, b, dW, dW.stride(1), dW.stride(0), dW.sum(), info, step, attempts, d,
+        BIAS=bias is not None, ADD=not from_zero, INFO=True, BLOCK=_WIDE,
+    )  # fmt: skip
 
 
 def accept_(weight: Tensor, bias: Tensor | None, W: Tensor, ok: Tensor, step: Tensor, attempts: Tensor) -> None:
     """Take the new layer `W (o, D)`, in float64 with the bias in its last column, where `ok` and all of it is finite."""
     (o, d), b = weight.shape, weight if bias is None else bias
-    _accept[(o, -(-W.shape[1] // 1024))](
-        weight, b, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d, W.shape[1], BLOCK=1024, num_warps=4
-    )
-    _changed(weight, b)
-
-
-def _changed(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
+    _accept[(o, -(-(d + 1) // _WIDE))](
+        weight, b, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
+        BIAS=bias is not None, ADD=False, INFO=False, BLOCK=_WIDE,
+    )  # fmt: skip
+    for tensor in (weight,) if bias is None else (weight, bias):
+        torch.autograd.graph.increment_version(tensor)
 
 
 if triton is not None:
@@ -118,6 +176,7 @@ if triton is not None:
             bias = weights * 0 + number * n
         elif KIND == 1:
             weights = tl.load(tensor)
+            weights = tl.where(weights > 0.0, weights, float("nan"))  # which the guard notices
             bias = weights
         else:
             weights = tl.sum(tl.where(r == 0, 1.0, 0.0).to(tl.float64), axis=0) * number
@@ -125,8 +184,8 @@ if triton is not None:
         return 1.0 / weights, 1.0 / bias
 
     @triton.jit
-    def _residual(M, y, b, n, o, ldm, ys0, ys1, rows, cols, mask, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr):
-        E = tl.load(y + rows * ys0 + cols * ys1, mask=mask, other=0.0).to(tl.float64)
+    def _residual(M, y, b, n, o, ldm, rows, cols, mask, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr):
+        E = tl.load(y + rows * o + cols, mask=mask, other=0.0).to(tl.float64)
         if not FROM_ZERO:
             E -= tl.load(M + rows * ldm + n + cols, mask=mask, other=0.0)
             if BIAS:
@@ -135,11 +194,12 @@ if triton is not None:
 
     @triton.jit
     def _eliminate(
-        M, y, b, number, tensor, work, n, o, d, ldm, ys0, ys1,
+        M, y, b, number, tensor, work, n, o, d,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
         """Gauss-Jordan on `[K | E]`, which for a positive definite K needs no pivoting."""
         pid = tl.program_id(0)
+        ldm = n if FROM_ZERO else n + o
         r = tl.arange(0, N)
         q = pid * BLOCK_O + tl.arange(0, BLOCK_O)
         s_w, s_b = _scales(M, number, tensor, n, d, ldm, r, KIND, BIAS)
@@ -150,7 +210,7 @@ if triton is not None:
         diagonal = r[:, None] == r[None, :]
         K = tl.where(diagonal, K + tl.maximum(1.0, K * (4.0 * 2.220446049250313e-16 * n)), K)
         mask = (r[:, None] < n) & (q[None, :] < o)
-        E = _residual(M, y, b, n, o, ldm, ys0, ys1, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
+        E = _residual(M, y, b, n, o, ldm, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
         smallest = s_w * 0 + 1.0
         for k in range(n):
             row = tl.sum(tl.where(r[:, None] == k, K, 0.0), axis=0)
@@ -171,11 +231,12 @@ if triton is not None:
 
     @triton.jit
     def _assemble(
-        M, y, b, number, tensor, work, n, o, d, ldm, ys0, ys1, K,
+        M, y, b, number, tensor, work, n, o, d, K,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
         """One program a row of K, then one a block of columns of E (written where A will be)."""
         pid = tl.program_id(0)
+        ldm = n if FROM_ZERO else n + o
         r = tl.arange(0, N)
         s_w, s_b = _scales(M, number, tensor, n, d, ldm, r, KIND, BIAS)
         if pid < n:
@@ -187,7 +248,7 @@ if triton is not None:
         else:
             q = (pid - n) * BLOCK_O + tl.arange(0, BLOCK_O)
             mask = (r[:, None] < n) & (q[None, :] < o)
-            E = _residual(M, y, b, n, o, ldm, ys0, ys1, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
+            E = _residual(M, y, b, n, o, ldm, r[:, None], q[None, :], mask, BIAS, FROM_ZERO)
             tl.store(work + r[:, None] * o + q[None, :], E, mask=mask)
         if pid == 0:
             tl.store(work + n * o, s_w)
@@ -250,7 +311,7 @@ if triton is not None:
 
     @triton.jit
     def _write(
-        weight, bias, rows, work, product, step, attempts, n, o, d, blocks,
+        weight, bias, rows, work, product, step, attempts, n, o, d,
         FLAGS: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, MULTIPLY: tl.constexpr,
         BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
     ):  # fmt: skip
@@ -258,7 +319,7 @@ if triton is not None:
 
         `product` is `A^T phi`, or the kernel does that multiplication as well."""
         f = tl.arange(0, FLAGS)
-        ok = tl.min(tl.load(work + n * o + 2 + f, mask=f < blocks, other=1.0), axis=0).to(tl.int32)
+        ok = tl.min(tl.load(work + n * o + 2 + f, mask=f < tl.cdiv(o, BLOCK_O), other=1.0), axis=0).to(tl.int32)
         last = o * ok  # nothing is written after a failure
         q = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         c = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -291,15 +352,63 @@ if triton is not None:
                 tl.store(attempts, tl.load(attempts) + 1)
 
     @triton.jit
-    def _accept(weight, bias, W, ws0, ws1, total, ok, step, attempts, d, D, BLOCK: tl.constexpr):
+    def _extend(phi, ps0, ps1, y, weight, bias, rows, n, o, d, D, width, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+        """A row of `[phi, 1, 0, y, 0]`, or below those of `[W, b, 0]`."""
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        if row < n:
+            value = tl.load(phi + row.to(tl.int64) * ps0 + c * ps1, mask=c < d, other=0.0).to(tl.float64)
+            if BIAS:
+                value = tl.where(c == d, 1.0, value)
+            inside = (c >= D) & (c < D + o)
+            value = tl.where(inside, tl.load(y + row * o + c - D, mask=inside, other=0.0).to(tl.float64), value)
+        else:
+            value = tl.load(weight + (row - n) * d + c, mask=c < d, other=0.0).to(tl.float64)
+            if BIAS:
+                value = tl.where(c == d, tl.load(bias + row - n).to(tl.float64), value)
+        tl.store(rows + row.to(tl.int64) * width + c, value, mask=c < width)
+
+    @triton.jit
+    def _shift(M, ldm, tensor, own, K, d, D, TENSOR: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr):
+        """A row of `G + lambda I`; the bias may have a lambda of its own. Where lambda is below the rounding error of the
+        diagonal it is raised to that error."""
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(M + row.to(tl.int64) * ldm + c, mask=c < D, other=0.0)
+        if TENSOR:
+            lam = tl.load(tensor)
+            if OWN:
+                lam = tl.where(row < d, lam, own)
+        else:
+            lam = value * 0.0 + own
+        shift = tl.where(lam > 0.0, tl.maximum(lam, value * (4.0 * 2.220446049250313e-16 * D)), float("nan"))
+        value = tl.where(c == row, value + shift, value)
+        tl.store(K + row.to(tl.int64) * D + c, value, mask=c < D)
+
+    @triton.jit
+    def _accept(
+        weight, bias, W, ws0, ws1, total, ok, step, attempts, d,
+        BIAS: tl.constexpr, ADD: tl.constexpr, INFO: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """A row of the new layer, given as it is or as what to ADD to the old; `ok` is a truth value or an INFO of zero."""
         row = tl.program_id(0)
         c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         sum = tl.load(total)
-        sound = tl.where(sum - sum == 0.0, tl.load(ok).to(tl.int32), 0)
-        new = tl.load(W + row * ws0 + c * ws1, mask=c < D, other=0.0).to(weight.dtype.element_ty)
-        finite = new - new == 0.0
-        tl.store(weight + row * d + c, new, mask=(c < d * sound) & finite)
-        tl.store(bias + row + c * 0, new, mask=(c == d) & (c < D * sound) & finite)
+        fine = tl.load(ok).to(tl.int32)
+        if INFO:
+            fine = tl.where(fine == 0, 1, 0)
+        sound = tl.where(sum - sum == 0.0, fine, 0)
+        last = d + 1 if BIAS else d
+        new = tl.load(W + row * ws0 + c * ws1, mask=c < last, other=0.0)
+        if ADD:
+            new += tl.load(weight + row * d + c, mask=c < d, other=0.0).to(tl.float64)
+            if BIAS:
+                new = tl.where(c == d, new + tl.load(bias + row).to(tl.float64), new)
+        rounded = new.to(weight.dtype.element_ty)
+        finite = rounded - rounded == 0.0
+        tl.store(weight + row * d + c, rounded, mask=(c < d * sound) & finite)
+        if BIAS:
+            tl.store(bias + row + c * 0, rounded, mask=(c == d) & (c < last * sound) & finite)
         if row + tl.program_id(1) == 0:
             tl.store(step, tl.load(step) + sound)
             tl.store(attempts, tl.load(attempts) + 1)

@@ -116,12 +116,12 @@ def ridge(system: System, lam: float | Tensor) -> Solution:
     least-squares solution."""
     if isinstance(lam, (int, float)) and lam == 0:
         return minimum_norm(system)
-    vector = isinstance(lam, Tensor) and lam.ndim == 1
-    if isinstance(lam, Tensor) and vector:
+    if isinstance(lam, Tensor) and lam.ndim == 1:
         scale = lam.rsqrt()
         solution = ridge(_scaled(system, scale), 1.0)
         return Solution(solution.update * scale, solution.ok)
-    return _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
+    solution = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
+    return Solution(solution.update, solution.ok & (lam > 0)) if isinstance(lam, Tensor) else solution
 
 
 def _scaled(system: System, scale: Tensor) -> System:

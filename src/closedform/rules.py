@@ -36,11 +36,11 @@ def _value(
     lam: Lambda | per_sample, memory: Memory, system: System, step: Tensor, name: str, *, positive: bool = True
 ) -> float | Tensor:
     value = lambdas.resolve(lam, system, step, memory.get("lam"))
-    if linalg.may_branch(step):
+    if isinstance(value, Tensor) and not linalg.may_branch(step):
+        return value  # what is wrong with it, the guard notices
+    if not torch.compiler.is_compiling():
         lambdas.check(value, name, positive=positive)
-        if isinstance(value, Tensor) and value.ndim == 0:
-            value = float(value)
-    return value
+    return float(value) if isinstance(value, Tensor) and value.ndim == 0 else value
 
 
 class Small(NamedTuple):
