@@ -218,7 +218,7 @@ class Kalman(Rule):
             "innovation": torch.where(first, 0.0, gamma * memory["innovation"]) + innovation,
             "samples": torch.where(first, 0.0, gamma * memory["samples"]) + system.n,
         }
-        return Step(W + dW, new, ok)
+        return Step(W + dW, new, ok & (prior > 0).all())
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
         """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (n, D)`."""
