@@ -236,7 +236,7 @@ def cholesky_solve(B: Tensor, L: Tensor) -> Tensor:
     """`(L L^T)^-1 B`. On an accelerator by blocks: substitution with few right-hand sides is one long chain of tiny
     operations there, while inverting diagonal blocks (of the factor, not of the system) is a handful of batched products.
     """
-    if L.device.type == "cpu" or L.shape[0] <= 256 or L.requires_grad or B.requires_grad:
+    if L.device.type == "cpu" or L.shape[0] <= 640 or L.requires_grad or B.requires_grad:
         return torch.cholesky_solve(B, L)
     return _blocked_cholesky_solve(B, L, panel=512 if L.shape[0] <= 2048 else 1024)
 

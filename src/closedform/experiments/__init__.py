@@ -1,0 +1,1 @@
+"""Experiments that a person can run, one file each."""
