@@ -4,6 +4,7 @@ import itertools
 
 import torch
 
+import closedform as cf
 from closedform import kernels, reference
 
 SHAPES = [
@@ -32,18 +33,44 @@ def main() -> None:
         given, lam = [(2.0, 2.0), (torch.tensor(2.0, dtype=torch.float64), 2.0), (None, auto)][kind]
         expected = reference.proximal(Phi, y.double().T, torch.zeros_like(before) if from_zero else before, lam)
         step, attempts = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
-        kernels.solve_(W, b, phi, y, given, 10.0, from_zero, step, attempts)
+        kernels.solve_(kernels.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         got = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         error = float((got - expected).norm() / expected.norm())
         assert error < 1e-6, (n, d, o, bias, from_zero, kind, error)
         assert int(step) == int(attempts) == 1
         # a target that is not a number leaves the layer as it is
         y[0, 0] = float("nan")
-        kernels.solve_(W, b, phi, y, given, 10.0, from_zero, step, attempts)
+        kernels.solve_(kernels.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         same = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         assert torch.equal(same, got)
         assert (int(step), int(attempts)) == (1, 2)
 
 
+def through_the_head() -> None:
+    """A head that takes the kernels for granted, on a device that is none, against the plain path."""
+    plain = cf.ClosedFormLinear._kernels
+    rules = [cf.Proximal(0.5), cf.Proximal("auto"), cf.Proximal(cf.per_sample(0.1)), cf.Ridge(0.5), cf.Ema(0.5, 0.9)]
+    rules += [
+        cf.Proximal(lambda step: 1.0 + step),
+        cf.Proximal(torch.tensor(0.5)),
+        cf.Proximal(torch.ones(9)),
+        cf.Kalman(),
+    ]
+    for rule, n, bias in itertools.product(rules, (4, 40), (True, False)):
+        if isinstance(rule, cf.Proximal) and isinstance(rule.lam, torch.Tensor) and rule.lam.ndim and not bias:
+            continue
+        heads = [cf.ClosedFormLinear(8, 3, bias, rule=rule) for _ in range(2)]
+        for seed in range(3):
+            torch.manual_seed(seed)
+            phi, y = torch.randn(n, 8), torch.randn(n, 3)
+            for head, path in zip(heads, (plain, lambda self: kernels)):
+                cf.ClosedFormLinear._kernels = path
+                head.solve(phi, y)
+        assert int(heads[1].step) == 3
+        assert torch.allclose(heads[0].weight, heads[1].weight, rtol=1e-4, atol=1e-5), (rule, n, bias)
+    cf.ClosedFormLinear._kernels = plain
+
+
 if __name__ == "__main__":
     main()
+    through_the_head()

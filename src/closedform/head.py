@@ -11,7 +11,6 @@ solve succeeded and everything is finite; otherwise the head stays as it was and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -23,19 +22,10 @@ from . import distributed, lambdas, linalg
 from .losses import Loss, Squared
 from .rules import Kalman, Proximal, Rule, Source
 from .statistics import CHUNK, Batch, Statistics, check_batch, extend
-
-_PREFIX = "memory_"  # of the buffers that hold the rule's memory
-_LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
-
-_INITS: dict[str, Callable[[int, int], float]] = {
-    "zeros": lambda d, o: 0.0,
-    "lecun": lambda d, o: (1 / d) ** 0.5,
-    "xavier": lambda d, o: (2 / (d + o)) ** 0.5,
-    "he": lambda d, o: (2 / d) ** 0.5,
-}
+from .storage import CastLinear, StoredLinear
 
 
-class ClosedFormLinear(nn.Linear):
+class ClosedFormLinear(StoredLinear):
     """A linear layer whose weights are solved in closed form on each batch instead of learned by gradient steps.
 
     Weight and bias are parameters without gradient, updated in place by `solve` (or by the forward after `observe`), so
@@ -66,56 +56,15 @@ class ClosedFormLinear(nn.Linear):
             raise ValueError(
                 f"a head needs features and outputs, got in_features={in_features}, out_features={out_features}"
             )
-        if init not in _INITS:
-            raise ValueError(f"init must be one of {', '.join(_INITS)}, got {init!r}")
-        self.init = init
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        if not self.weight.is_floating_point():
-            raise ValueError(f"a head needs a floating point dtype, got {self.weight.dtype}")
-        self.rule = Proximal() if rule is None else rule
-        if not isinstance(self.rule, Rule):
+        rule = Proximal() if rule is None else rule
+        if not isinstance(rule, Rule):
             raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
+        super().__init__(in_features, out_features, bias, rule, init, device, dtype)
         self.loss = Squared() if loss is None else loss
         self.process_group: distributed.ProcessGroup = process_group
-        self.requires_grad_(False)
-        counter = torch.zeros((), dtype=torch.long, device=self.weight.device)
-        self.step: Tensor
-        self.attempts: Tensor
-        self.master: Tensor | None
-        self.register_buffer("step", counter)
-        self.register_buffer("attempts", counter.clone())
-        self.register_buffer("master", None)
-        memory = self.rule.memory(self.features, out_features, self.weight.device)
-        self._names = tuple(memory)
-        for name, tensor in memory.items():
-            self.register_buffer(_PREFIX + name, tensor)
-        if self.weight.dtype in _LOW:
-            self.master = self._storage().float()
         self._observed: tuple[Tensor, Tensor | None] | None = None
         self._waiting: list[Batch] = []
         self._collapsed: Statistics | None = None
-
-    @property
-    def features(self) -> int:
-        """The number of solved features: `in_features`, and one more for the bias."""
-        return self.in_features + int(self.bias is not None)
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew, as `init` says, and forget everything."""
-        with torch.no_grad():
-            self.weight.normal_(0, _INITS[self.init](self.in_features, self.out_features))
-            if self.bias is not None:
-                self.bias.zero_()
-        self._reset_memory()
-
-    def _reset_memory(self) -> None:
-        if "step" not in self._buffers:
-            return  # nn.Linear's constructor draws the weights before there is a memory
-        self.step.zero_()
-        self.attempts.zero_()
-        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
-        for name, tensor in self._memory().items():
-            tensor.copy_(fresh[name])
 
     # ---- Solving ---------------------------------------------------------------------------------
 
@@ -228,7 +177,7 @@ class ClosedFormLinear(nn.Linear):
         new = self.rule.update(stored.to(linalg.solve_dtype(stored.device)), source, memory, self.step)
         kernels = None if new.memory else self._kernels()
         if kernels is not None:
-            kernels.accept_(self.weight, self.bias, new.W, new.ok, self.step, self.attempts)
+            kernels.accept_(self._layer(kernels), new.W, new.ok)
             return
         W = new.W.to(stored.dtype)
         total = W.sum(dtype=new.W.dtype)
@@ -238,8 +187,8 @@ class ClosedFormLinear(nn.Linear):
         self._write_(torch.where(ok, W, stored))
         for name, tensor in new.memory.items():
             memory[name].copy_(torch.where(ok, tensor, memory[name]))
-        self.step += ok
-        self.attempts += 1
+        self.step.add_(ok)
+        self.attempts.add_(1)
 
     def _kernels(self) -> ModuleType | None:
         """The kernels for CUDA, where they can write this layer. Imported late, since Triton takes its time."""
@@ -248,6 +197,9 @@ class ClosedFormLinear(nn.Linear):
         from . import kernels
 
         return kernels if kernels.usable(self.weight, self.bias) else None
+
+    def _layer(self, kernels: ModuleType) -> Any:
+        return kernels.Layer(self.weight, self.bias, self.step, self.attempts)
 
     def _take_small(self, batch: Batch) -> bool:
         """The same by the kernels for one lambda and few rows or few features, where they apply."""
@@ -260,10 +212,7 @@ class ClosedFormLinear(nn.Linear):
         small = self.rule.small(n, self._memory(), self.step)
         if small is None or not isinstance(self.loss, Squared):
             return False
-        counters = self.step, self.attempts
-        kernels.solve_(
-            self.weight, self.bias, batch.phi, batch.y, small.lam, lambdas.AUTO_RATIO, small.from_zero, *counters
-        )
+        kernels.solve_(self._layer(kernels), batch.phi, batch.y, small.lam, lambdas.AUTO_RATIO, small.from_zero)
         return True
 
     # ---- Predicting ------------------------------------------------------------------------------
@@ -278,7 +227,7 @@ class ClosedFormLinear(nn.Linear):
             dtype = torch.get_autocast_dtype(device)
         if dtype == self.weight.dtype:
             return F.linear(phi, self.weight, self.bias)
-        return _CastLinear.apply(phi, self.weight, self.bias, dtype)
+        return CastLinear.apply(phi, self.weight, self.bias, dtype)
 
     @torch.no_grad()
     def variance(self, phi: Tensor) -> Tensor:
@@ -312,110 +261,6 @@ class ClosedFormLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rule={self.rule}"
-
-    # ---- Weights, master copy, memory ------------------------------------------------------------
-
-    @torch.no_grad()
-    def set_weights_(self, W: Tensor) -> None:
-        """Set weight and bias from one matrix `(out_features, in_features)` with the bias, if there is one, as one more
-        column. Values that are not finite are refused."""
-        expected = (self.out_features, self.features)
-        if tuple(W.shape) != expected:
-            raise ValueError(f"W must have shape {expected}, got {tuple(W.shape)}")
-        if not bool(torch.isfinite(W).all()):
-            raise ValueError("W has NaN or infinite values")
-        self._write_(W)
-
-    def _write_(self, W: Tensor) -> None:
-        if self.master is not None:
-            self.master.copy_(W)
-        self.weight.copy_(W[:, : self.in_features])
-        if self.bias is not None:
-            self.bias.copy_(W[:, self.in_features])
-
-    def _storage(self) -> Tensor:
-        """The layer as one matrix in the dtype that it is kept in."""
-        W = self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
-        if self.master is None:
-            return W
-        # a weight changed from outside (an average, a load) no longer matches the master, and then counts
-        return torch.where(self.master.to(W.dtype) == W, self.master, W.to(self.master.dtype))
-
-    def _memory(self) -> dict[str, Tensor]:
-        return {name: getattr(self, _PREFIX + name) for name in self._names}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClosedFormLinear:
-        """Move or cast: the memory moves but keeps its precision, and a layer cast down keeps what it was as its master."""
-        before, master = self._storage().detach(), self.master
-        memory = {_PREFIX + name: tensor for name, tensor in self._memory().items()}
-        for name in [*memory, "master"]:
-            self._buffers[name] = None
-        super()._apply(fn, recurse)
-        device = self.weight.device
-        for name, tensor in memory.items():
-            moved = fn(tensor)
-            self._buffers[name] = (
-                moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
-            )
-        with torch.no_grad():
-            if self.weight.dtype in _LOW:
-                source = self._storage() if before.is_meta else before
-                self._buffers["master"] = source.to(device, torch.float32, copy=True)
-            elif master is not None and not before.is_meta:
-                self._write_(before.to(device))
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict,
-        prefix: str,
-        local_metadata: dict,
-        strict: bool,
-        missing: list,
-        unexpected: list,
-        errors: list,
-    ) -> None:
-        """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
-        plain = prefix + "step" not in state_dict
-        exact = state_dict.pop(prefix + "master", None)
-        had, self._buffers["master"] = self.master, None
-        before = len(missing)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        self._buffers["master"] = had
-        with torch.no_grad():
-            if plain:
-                missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
-                self._reset_memory()
-            if exact is None and had is not None:
-                names = ("weight", "bias")[: 1 + (self.bias is not None)]
-                parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
-                if len(parts) == len(names):
-                    exact = torch.cat([part.reshape(self.out_features, -1) for part in parts], 1)
-            if exact is not None and exact.shape == (self.out_features, self.features):
-                self._write_(exact.to(self.weight.device))
-
-
-class _CastLinear(torch.autograd.Function):
-    """`F.linear` in another dtype than the layer's. It saves the layer itself, not the cast copy, so that a solve between
-    forward and backward is noticed (PyTorch raises), as it is without a cast."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(phi: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        with torch.autocast(phi.device.type, enabled=False):
-            return F.linear(phi.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        (weight,) = ctx.saved_tensors
-        (grad,) = grads
-        return (grad @ weight.to(grad.dtype)).to(ctx.dtype), None, None, None
 
 
 def _in_backward() -> bool:

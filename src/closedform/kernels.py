@@ -15,7 +15,7 @@ Every other solve uses `accept_` alone: the guard, the layer and the counters in
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,39 +43,33 @@ def usable(weight: Tensor, bias: Tensor | None) -> bool:
     return triton is not None and weight.dtype == torch.float32 and contiguous
 
 
-def solve_(
-    weight: Tensor,
-    bias: Tensor | None,
-    phi: Tensor,
-    y: Tensor,
-    lam: float | Tensor | None,
-    ratio: float,
-    from_zero: bool,
-    step: Tensor,
-    attempts: Tensor,
-) -> None:
-    """Solve `weight (o, d)` and `bias` in place on `phi (n, d)`, `y (n, o)`, for n at most `LARGEST` or more than d.
+class Layer(NamedTuple):
+    """What a solve changes."""
+
+    weight: Tensor  # (o, d)
+    bias: Tensor | None
+    step: Tensor
+    attempts: Tensor
+
+    def changed(self) -> None:
+        """Let autograd know, so that a backward through the old layer is noticed."""
+        for tensor in (self.weight,) if self.bias is None else (self.weight, self.bias):
+            torch.autograd.graph.increment_version(tensor)
+
+
+def solve_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
+    """Solve the layer in place on `phi (n, d)`, `y (n, o)`, for n at most `LARGEST` or more than d.
 
     lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
     from_zero: ridge instead of proximal; the old layer does not count.
     """
     dual = phi.shape[0] <= phi.shape[1]
-    (_dual_ if dual else _primal_)(weight, bias, phi, y.contiguous(), lam, ratio, from_zero, step, attempts)
-    for tensor in (weight,) if bias is None else (weight, bias):
-        torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
+    (_dual_ if dual else _primal_)(layer, phi, y.contiguous(), lam, ratio, from_zero)
+    layer.changed()
 
 
-def _dual_(
-    weight: Tensor,
-    bias: Tensor | None,
-    phi: Tensor,
-    y: Tensor,
-    lam: float | Tensor | None,
-    ratio: float,
-    from_zero: bool,
-    step: Tensor,
-    attempts: Tensor,
-) -> None:
+def _dual_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
+    weight, bias, step, attempts = layer
     (n, d), o = phi.shape, y.shape[1]
     double = {"dtype": torch.float64, "device": phi.device}
     rows = torch.empty(n if from_zero else n + o, d, **double)
@@ -110,17 +104,8 @@ def _dual_(
     )  # fmt: skip
 
 
-def _primal_(
-    weight: Tensor,
-    bias: Tensor | None,
-    phi: Tensor,
-    y: Tensor,
-    lam: float | Tensor | None,
-    ratio: float,
-    from_zero: bool,
-    step: Tensor,
-    attempts: Tensor,
-) -> None:
+def _primal_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
+    weight, bias, step, attempts = layer
     (n, d), o = phi.shape, y.shape[1]
     D = -(-(d + int(bias is not None)) // 8) * 8  # with columns of zeros, since the fast products want an even width
     width = -(-(D + o) // 8) * 8
@@ -153,15 +138,15 @@ def _primal_(
     )  # fmt: skip
 
 
-def accept_(weight: Tensor, bias: Tensor | None, W: Tensor, ok: Tensor, step: Tensor, attempts: Tensor) -> None:
+def accept_(layer: Layer, W: Tensor, ok: Tensor) -> None:
     """Take the new layer `W (o, D)`, in float64 with the bias in its last column, where `ok` and all of it is finite."""
-    (o, d), b = weight.shape, weight if bias is None else bias
+    weight, bias, step, attempts = layer
+    o, d = weight.shape
     _accept[(o, -(-(d + 1) // _WIDE))](
-        weight, b, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
+        weight, weight if bias is None else bias, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
         BIAS=bias is not None, ADD=False, INFO=False, BLOCK=_WIDE,
     )  # fmt: skip
-    for tensor in (weight,) if bias is None else (weight, bias):
-        torch.autograd.graph.increment_version(tensor)
+    layer.changed()
 
 
 if triton is not None:
