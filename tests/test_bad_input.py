@@ -26,6 +26,9 @@ CASES = {
     "scalar": ((phi[0, 0], y), "6 features"),
     "integers": ((phi.long(), y), "phi must be floating point, got torch.int64"),
     "complex": ((phi, y.to(torch.complex128)), "y must be real numbers, got torch.complex128"),
+    "array": ((phi, y.numpy()), "y must be a tensor, got ndarray"),
+    "list": ((phi, y, [1.0] * 4), "sample_weight must be a tensor, got list"),
+    "labels": ((phi, torch.zeros(4, dtype=torch.long)), r"for class labels pass one_hot\(y, classes\).float\(\)"),
     "nan in phi": ((spoiled(phi, nan), y), r"phi has NaN or infinite values \(first in row 2 of 4\)"),
     "inf in phi": ((spoiled(phi, inf), y), r"phi has NaN or infinite values"),
     "nan in y": ((phi, spoiled(y, nan)), r"y has NaN or infinite values \(first in row 2 of 4\)"),
@@ -66,7 +69,7 @@ def test_a_missing_last_dimension_has_a_hint():
     "make", [cf.Proximal, lambda lam: cf.Kalman(lam=lam), lambda lam: cf.Proximal(cf.per_sample(lam))]
 )
 def test_bad_lambdas(make, value):
-    with pytest.raises(ValueError, match="lambda"):
+    with pytest.raises(ValueError, match="lambda|per_sample"):
         make(value)
 
 
@@ -85,6 +88,12 @@ def test_bad_values_from_a_schedule(make, bad):
     with pytest.raises(ValueError, match="lambda must be positive and finite"):
         layer.solve(phi, y)
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("bad", [None, "auto"])
+def test_a_schedule_returns_numbers(bad):
+    with pytest.raises(ValueError, match="a schedule must return a number or a tensor"):
+        head(6, 2, cf.Proximal(lambda step: bad)).solve(phi, y)
 
 
 def test_a_vector_lambda_of_the_wrong_length():
@@ -107,6 +116,16 @@ def test_a_vector_lambda_of_the_wrong_length():
         (lambda: cf.ClosedFormLinear(3, 2, init="ones"), "init must be one of zeros, lecun, xavier, he, got 'ones'"),
         (lambda: cf.ClosedFormLinear(0, 2), "in_features=0"),
         (lambda: cf.ClosedFormLinear(3, 2, rule=1e3), "rule must be a closedform rule"),
+        (lambda: cf.ClosedFormLinear(3, 2, cf.Kalman()), "bias must be True or False"),
+        (lambda: cf.ClosedFormLinear(3, 2, loss="mse"), "loss must be a closedform loss"),
+        (lambda: cf.ClosedFormLinear(3, 2, dtype=torch.int32), "floating point dtype, got torch.int32"),
+        (lambda: cf.Kalman(drift="x"), "drift"),
+        (lambda: cf.Kalman("x"), "forget"),
+        (lambda: cf.Ema(momentum="x"), "momentum"),
+        (lambda: cf.per_sample("auto"), "per_sample takes a number"),
+        (lambda: cf.lambdas.linear(1.0, 2.0, 0), "at least one step"),
+        (lambda: cf.Statistics(0, 2), "statistics need features and outputs"),
+        (lambda: cf.Statistics(3, 2).decay(float("nan")), "decay takes a factor"),
         (lambda: cf.ClosedFormLinear(3, 2, rule=cf.Proximal), "rule must be a closedform rule"),
     ],
 )

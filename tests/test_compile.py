@@ -1,5 +1,7 @@
 """torch.compile: the whole step in one graph, no recompilation, the same results. (`aot_eager` needs no compiler.)"""
 
+import shutil
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -110,3 +112,32 @@ def test_a_tensor_learning_rate_is_followed_without_recompilation():
     fixed.solve(phi, y)
     assert relative(matrix(head), matrix(fixed)) < 1e-9
     assert counter.frame_count == 1
+
+
+def test_batches_of_many_sizes_are_compiled_twice_at_most():
+    counter = count()
+    head = cf.ClosedFormLinear(6, 2, rule=cf.Proximal(1.0), dtype=torch.float64)
+    other = cf.ClosedFormLinear(6, 2, rule=cf.Proximal(1.0), dtype=torch.float64)
+    solve = torch.compile(head.solve, backend=counter, fullgraph=True)
+    for n in range(20, 32):
+        phi, y = torch.randn(n, 6, dtype=torch.float64), torch.randn(n, 2, dtype=torch.float64)
+        solve(phi, y)
+        other.solve(phi, y)
+    assert counter.frame_count <= 2
+    assert relative(matrix(head), matrix(other)) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Inductor's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_on_the_cpu(dtype):
+    """A master copy must survive a compiler that skips roundings."""
+    heads = [cf.ClosedFormLinear(4, 1, bias=False, rule=cf.Proximal(1e3), dtype=dtype) for _ in range(2)]
+    solve = torch.compile(heads[1].solve, fullgraph=True)
+    phi, y = torch.eye(4, dtype=dtype), torch.ones(4, 1, dtype=dtype)
+    for _ in range(300):
+        heads[0].solve(phi, y)
+        solve(phi, y)
+    assert float(heads[1].weight.mean()) > 0.2
+    assert torch.allclose(heads[0]._storage(), heads[1]._storage(), rtol=1e-5)

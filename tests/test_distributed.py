@@ -77,7 +77,6 @@ def messages(rank):
         layer.commit() if rank == 1 else (layer.accumulate(phi, y), layer.commit())
     except ValueError as error:
         found.append(str(error))
-        layer._waiting = []
     untouched = torch.equal(matrix(layer), matrix(head(6, 2, cf.Proximal(1.0), seed=0)))
     layer.solve(phi, y)
     return found, untouched, int(layer.attempts)
@@ -97,7 +96,6 @@ def trained(rank, world):
             return self.fc(self.net(x))
 
     model = Model()
-    start = None
     parallel = DistributedDataParallel(model)
     start = {k: v.clone() for k, v in model.state_dict().items()}
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
@@ -127,6 +125,10 @@ def worker(rank, world, port, folder):
             grouped = head(6, 2, cf.Proximal(1.0), process_group=pair)
             grouped.solve(*problem(4, 6, 2, seed=rank))
             out["pair"] = matrix(grouped)
+        mixed = head(6, 2, cf.Proximal(1.0))  # weights and dtypes may differ between ranks
+        phi, y = problem(2, 6, 2, seed=rank)
+        mixed.solve(phi.float() if rank else phi, y, torch.full((2,), 2.0) if rank else None)
+        out["mixed"] = matrix(mixed)
         out["messages"] = messages(rank)
         out["ddp"] = trained(rank, world)
         net, layer = backbone(), head(6, 2, cf.Proximal(1.0))
@@ -172,6 +174,17 @@ def test_a_group_of_its_own_or_none(ranks):
     layer.solve(*(torch.cat(parts) for parts in zip(problem(4, 6, 2, seed=0), problem(4, 6, 2, seed=1))))
     assert torch.equal(ranks[0]["pair"], ranks[1]["pair"])
     assert relative(ranks[0]["pair"], matrix(layer)) < 1e-10
+
+
+def test_weights_and_dtypes_may_differ_between_ranks(ranks):
+    layer = head(6, 2, cf.Proximal(1.0))
+    parts = [problem(2, 6, 2, seed=rank) for rank in range(len(ranks))]
+    phi = torch.cat([p.float().double() if rank else p for rank, (p, _) in enumerate(parts)])
+    weight = torch.tensor([1.0, 1.0] + [2.0] * 2 * (len(ranks) - 1), dtype=torch.float64)
+    layer.solve(phi, torch.cat([y for _, y in parts]), weight)
+    for result in ranks:
+        assert torch.equal(result["mixed"], ranks[0]["mixed"])
+        assert relative(result["mixed"], matrix(layer)) < 1e-10
 
 
 def test_bad_input_on_one_rank_raises_on_all(ranks):

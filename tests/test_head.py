@@ -384,7 +384,154 @@ def test_replacing_needs_a_layer_of_its_own():
         cf.replace_last_linear(tied)
 
 
-def test_attention_keeps_its_projection():
-    """The projection inside nn.MultiheadAttention is never called as a module, so it must not be replaced."""
+def test_a_layer_that_cannot_be_replaced_is_named():
+    """The projection inside nn.MultiheadAttention is never called as a module; a lazy, subclassed or hooked layer is not
+    just its weights. None of these may silently make an earlier layer the head."""
     model = nn.ModuleDict({"first": nn.Linear(4, 4), "attention": nn.MultiheadAttention(4, 1)})
-    assert cf.replace_last_linear(model) is model["first"]
+    with pytest.raises(ValueError, match=r"attention.out_proj is a NonDynamicallyQuantizableLinear"):
+        cf.replace_last_linear(model)
+    assert cf.replace_last_linear(model, name="first") is model["first"]
+    with pytest.raises(ValueError, match=r"1 is a LazyLinear"):
+        cf.replace_last_linear(nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2)))
+    hooked = nn.Sequential(nn.Linear(3, 4))
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="Linear with hooks"):
+        cf.replace_last_linear(hooked)
+
+
+def test_replacing_twice_changes_the_rule():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    first = cf.replace_last_linear(model, rule=cf.Kalman())
+    second = cf.replace_last_linear(model, rule=cf.Ridge(1.0))
+    assert type(model[0]) is nn.Linear
+    assert model[2] is second
+    assert torch.equal(first.weight, second.weight)
+
+
+# ---- What a user may do in between -------------------------------------------------------------
+
+
+def test_a_new_rule_starts_with_a_fresh_memory():
+    layer = head(6, 2, cf.Proximal(torch.arange(1.0, 8.0)))
+    layer.solve(*problem(4, 6, 2))
+    layer.rule = cf.Kalman(0.9, lam=2.0)
+    other = head(6, 2, cf.Kalman(0.9, lam=2.0))
+    other.set_weights_(matrix(layer))
+    for seed in range(3):
+        layer.solve(*problem(4, 6, 2, seed=seed))
+        other.solve(*problem(4, 6, 2, seed=seed))
+    assert torch.equal(matrix(layer), matrix(other))
+    assert set(layer.state_dict()) == set(other.state_dict())
+
+
+def test_a_state_of_another_rule_taken_anyway_leaves_a_fresh_memory():
+    old = head(6, 2, cf.Proximal(1.0))
+    old.solve(*problem(4, 6, 2))
+    new = head(6, 2, cf.Kalman(lam=1.0), seed=1)
+    new.load_state_dict(old.state_dict(), strict=False)
+    assert int(new.step) == 0
+    new.solve(*problem(4, 6, 2, seed=1))
+    assert int(new.rejected) == 0
+
+
+def test_loading_nothing_for_the_head_leaves_its_memory():
+    model = nn.Sequential(nn.Linear(3, 6), head(6, 2, cf.Kalman(lam=1.0), dtype=torch.float32))
+    model[1].solve(*(t.float() for t in problem(4, 6, 2)))
+    model.load_state_dict({"0.weight": torch.zeros(6, 3)}, strict=False)
+    assert int(model[1].step) == 1
+
+
+def test_accumulated_batches_are_copies_and_can_be_dropped():
+    phi, y = problem(4, 6, 2)
+    layer, other = head(6, 2, cf.Proximal(1.0)), head(6, 2, cf.Proximal(1.0))
+    other.solve(phi, y)
+    layer.accumulate(phi, y)
+    phi.zero_()
+    layer.commit()
+    assert relative(matrix(layer), matrix(other)) < 1e-12
+    layer.accumulate(phi, y)
+    layer.discard()
+    with pytest.raises(ValueError, match="nothing was accumulated"):
+        layer.commit()
+    layer.accumulate(phi, y)
+    layer.observe(y)
+    layer.reset_parameters()
+    with pytest.raises(ValueError, match="nothing was accumulated"):
+        layer.commit()
+
+
+def test_an_unfrozen_head_is_refused():
+    model, (x, y) = Model(cf.Proximal(1.0)), batches(1)[0]
+    model.requires_grad_(True)
+    model.fc.observe(y)
+    with pytest.raises(ValueError, match=r"head.requires_grad_\(False\)"):
+        model(x)
+
+
+@pytest.mark.parametrize(
+    "lam", [cf.lambdas.linear(1.0, 2.0, 3), cf.lambdas.cosine(1.0, 2.0, 3), cf.lambdas.constant(1.0)]
+)
+def test_heads_with_schedules_pickle(lam):
+    import pickle
+
+    layer = head(6, 2, cf.Proximal(lam))
+    assert pickle.loads(pickle.dumps(layer)).rule == layer.rule
+    assert "lambda" not in repr(layer).split("rule=")[1].replace("lambdas", "")
+
+
+def test_a_copy_shares_the_process_group():
+    group = object()
+    layer = cf.ClosedFormLinear(6, 2, process_group=False)
+    layer._group.value = group  # what cannot be copied
+    assert copy.deepcopy(layer).process_group is group
+
+
+def test_resuming_with_a_followed_learning_rate_is_bit_exact():
+    def make():
+        net = backbone()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        rule = cf.Kalman(cf.lambdas.follow_lr(optimizer, forget=0.9), lam=1.0)
+        return net, optimizer, schedule, cf.ClosedFormLinear(6, 2, rule=rule, dtype=torch.float64)
+
+    def run(parts, stream):
+        net, optimizer, schedule, layer = parts
+        for x, y in stream:
+            cf.training.algorithm1(net, layer, optimizer, x, y)
+            schedule.step()
+
+    stream = batches(12)
+    straight, resumed = make(), make()
+    run(straight, stream[:6])
+    for new, old in zip(resumed, straight):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
+    run(straight, stream[6:])
+    run(resumed, stream[6:])
+    assert torch.equal(matrix(straight[3]), matrix(resumed[3]))
+
+
+# ---- The master copy ---------------------------------------------------------------------------
+
+
+def test_a_stale_master_is_not_loaded():
+    layer = head(6, 2, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.fill_(3.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        other = head(6, 2, dtype=dtype, seed=1)
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(other._storage()[:, :6], torch.full((2, 6), 3.0))
+
+
+def test_from_one_low_precision_to_the_other_keeps_the_master():
+    layer = cf.ClosedFormLinear(1, 1, bias=False)
+    layer.set_weights_(torch.tensor([[1.003]]))
+    layer.bfloat16().half().float()
+    assert float(layer.weight) == pytest.approx(1.003, rel=1e-6)
+
+
+def test_a_half_precision_layer_never_overflows():
+    layer = cf.ClosedFormLinear(2, 1, bias=False, rule=cf.Ridge(1e-12), dtype=torch.float16)
+    layer.solve(1e-3 * torch.eye(2), torch.full((2, 1), 1e3))
+    assert int(layer.rejected) == 1
+    assert torch.isfinite(layer.weight).all()

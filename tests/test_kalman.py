@@ -83,6 +83,17 @@ def test_variance_is_calibrated(form):
     assert torch.allclose(z.square().mean(0), torch.ones(2, dtype=torch.float64), atol=0.25)
 
 
+@pytest.mark.parametrize("rule", [cf.Kalman(), cf.Kalman(1.0), cf.Kalman(0.999)])
+def test_a_wrong_prior_is_not_taken_for_noise_for_long(rule):
+    g = torch.Generator().manual_seed(3)
+    W = 3 * torch.randn(1, 10, generator=g, dtype=torch.float64)
+    layer = cf.ClosedFormLinear(10, 1, rule=rule, dtype=torch.float64)
+    for _ in range(400):
+        phi = torch.randn(32, 10, generator=g, dtype=torch.float64)
+        layer.solve(phi, phi @ W.T + 0.5 * torch.randn(32, 1, generator=g, dtype=torch.float64))
+    assert float(layer.variance(phi).mean()) == pytest.approx(0.25, rel=0.5)
+
+
 def test_variance_of_a_batched_input_has_the_shape_of_the_output():
     layer = head(6, 3, cf.Kalman())
     layer.solve(*problem(4, 6, 3))

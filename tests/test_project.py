@@ -60,7 +60,7 @@ def test_the_readmes_loops_run():
             "loader": [(x, torch.sin(x.repeat(1, 3)[:, :12]))] * 30,
             "opt": torch.optim.SGD(backbone.parameters(), lr=0.01),
         }
-        exec(block, space)
+        exec(block, space)  # the README is ours
         assert float(space["loss"].detach()) < 0.2
         assert int(space["head"].step) == 30
 

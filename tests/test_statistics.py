@@ -87,3 +87,14 @@ def test_refit_of_a_low_precision_head():
     net, layer = backbone(dtype=torch.float32), cf.ClosedFormLinear(6, 2, dtype=torch.bfloat16)
     cf.refit_(layer, net, batches(9, dtype=torch.float32), beta=0.1)
     assert torch.equal(layer.weight, layer.master[:, :6].bfloat16())
+
+
+def test_refit_of_a_head_inside_the_model():
+    from .test_head import Model
+
+    data = batches(9)
+    model, other = Model(cf.Kalman()), Model(cf.Kalman())
+    cf.refit_(model.fc, model, data, beta=0.1)
+    cf.refit_(other.fc, other.backbone, data, beta=0.1)
+    assert relative(matrix(model.fc), matrix(other.fc)) < 1e-12
+    assert not model.fc._forward_pre_hooks

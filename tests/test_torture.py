@@ -41,7 +41,12 @@ def nasty(g: torch.Generator):
 
 def check(phi, y, lam, bias, kind):
     d, o = phi.shape[1], y.shape[1]
-    rule = {"ridge": cf.Ridge(lam), "proximal": cf.Proximal(lam), "kalman": cf.Kalman(0.99, lam=lam)}[kind]
+    rule = {
+        "ridge": cf.Ridge(lam),
+        "proximal": cf.Proximal(lam),
+        "information": cf.Kalman(0.99, lam=lam, form="information"),
+        "covariance": cf.Kalman(0.99, lam=lam, form="covariance"),
+    }[kind]
     layer = cf.ClosedFormLinear(d, o, bias, rule=rule, init="zeros" if kind == "ridge" else "lecun")
     W_t, Phi, Y = matrix(layer), columns(phi, bias), y.double().T
     layer.solve(phi, y)
@@ -53,13 +58,11 @@ def check(phi, y, lam, bias, kind):
     anchor = torch.zeros_like(W_t) if kind == "ridge" else W_t
     best = reference.proximal_loss(reference.proximal_svd(Phi, Y, anchor, lam), Phi, Y, anchor, lam)
     ours = reference.proximal_loss(matrix(layer), Phi, Y, anchor, lam)
-    # a float32 layer far from the targets cannot even be written down more exactly than this
-    rounding = (torch.finfo(torch.float32).eps ** 2) * ((W_t.abs() @ Phi.abs()) ** 2).sum()
-    assert ours <= best * (1 + 1e-3) + 1e-10 * (Y**2).sum() + rounding
+    assert ours <= best * (1 + 1e-3) + 1e-10 * (Y**2).sum()
     return 1
 
 
-@pytest.mark.parametrize("kind", ["ridge", "proximal", "kalman"])
+@pytest.mark.parametrize("kind", ["ridge", "proximal", "information", "covariance"])
 def test_ten_thousand_nasty_problems(kind):
     g = torch.Generator().manual_seed(7)
     torch.manual_seed(7)
@@ -94,3 +97,22 @@ def test_a_long_run_on_nasty_batches_stays_finite_under_kalman():
         assert int(layer.rejected) == 0
         assert torch.allclose(layer(phi), y, rtol=1e-3, atol=1e-2), form
         assert torch.isfinite(layer.variance(phi)).all()
+
+
+@pytest.mark.parametrize("form", ["information", "covariance"])
+@pytest.mark.parametrize(("gamma", "n", "d", "rank"), [(0.99, 32, 64, 16), (0.9, 16, 100, 10), (0.9, 120, 100, 10)])
+def test_directions_that_no_batch_shows_do_not_wind_up(form, gamma, n, d, rank):
+    """Features of low rank: forgetting must neither burst the layer nor lock the filter."""
+    g = torch.Generator().manual_seed(0)
+    mix = torch.randn(rank, d, generator=g)
+    layer = cf.ClosedFormLinear(d, 1, rule=cf.Kalman(gamma, form=form))
+    truth = torch.randn(d, 1, generator=g)
+    size = []
+    for _ in range(2500 if d == 64 else 600):
+        phi = torch.randn(n, rank, generator=g) @ mix
+        layer.solve(phi, phi @ truth + 0.1 * torch.randn(n, 1, generator=g))
+        size.append(float(layer.weight.norm()))
+    assert int(layer.rejected) == 0
+    assert size[-1] < 20 * size[50]
+    moved = phi + 1e-3 * torch.randn(phi.shape, generator=g)
+    assert float((layer(moved) - phi @ truth).square().mean()) < 0.1

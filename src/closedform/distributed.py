@@ -6,7 +6,7 @@ the moments (N > D: D (D + o) numbers), and then compute the same thing from the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 import torch
 import torch.distributed as dist
@@ -25,21 +25,37 @@ def active(group: ProcessGroup) -> bool:
     return dist.get_world_size(group) > 1
 
 
-def agree(rows: int, error: str | None, group: ProcessGroup, device: torch.device) -> list[int]:
-    """The number of rows on every rank. If any rank has an error, every rank raises it, so that none waits in vain."""
+class Shared:
+    """Holds a process group, which cannot be copied, inside a module, which may be."""
+
+    def __init__(self, value: ProcessGroup):
+        self.value: ProcessGroup = value
+
+    def __deepcopy__(self, memo: dict) -> Shared:
+        return self
+
+
+class Agreement(NamedTuple):
+    sizes: list[int]  # rows on every rank
+    weighted: bool  # whether any rank has sample weights
+
+
+def agree(rows: int, error: str | None, group: ProcessGroup, device: torch.device, weighted: bool = False) -> Agreement:
+    """What all ranks must know before they exchange anything. If any rank has an error, every rank raises it, so that none
+    waits in vain."""
     assert group is not False
-    mine = torch.tensor([rows, error is not None], device=device)
+    mine = torch.tensor([rows, error is not None, weighted], device=device)
     everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everybody, mine, group=group)
-    counts = torch.stack(everybody).tolist()
-    failed = [rank for rank, (_, bad) in enumerate(counts) if bad]
+    table = torch.stack(everybody).tolist()
+    failed = [rank for rank, (_, bad, _) in enumerate(table) if bad]
     if error is not None:
         raise ValueError(error)
     if failed:
         raise ValueError(
             f"rank {failed[0]} of the process group rejected its batch, so no rank solved; see its message"
         )
-    return [n for n, _ in counts]
+    return Agreement([n for n, _, _ in table], any(has for _, _, has in table))
 
 
 def gather_rows(tensor: Tensor, sizes: list[int], group: ProcessGroup) -> Tensor:

@@ -56,15 +56,28 @@ class ClosedFormLinear(StoredLinear):
             raise ValueError(
                 f"a head needs features and outputs, got in_features={in_features}, out_features={out_features}"
             )
-        rule = Proximal() if rule is None else rule
-        if not isinstance(rule, Rule):
-            raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
-        super().__init__(in_features, out_features, bias, rule, init, device, dtype)
+        if not isinstance(bias, bool):
+            raise ValueError(f"bias must be True or False, got {bias!r}; the rule is a keyword: rule=...")
         self.loss = Squared() if loss is None else loss
-        self.process_group: distributed.ProcessGroup = process_group
+        if not callable(getattr(self.loss, "residual", None)):
+            raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
+        super().__init__(in_features, out_features, bias, Proximal() if rule is None else rule, init, device, dtype)
+        self._group = distributed.Shared(process_group)
         self._observed: tuple[Tensor, Tensor | None] | None = None
         self._waiting: list[Batch] = []
         self._collapsed: Statistics | None = None
+        self._failed: str | None = None
+
+    @property
+    def process_group(self) -> distributed.ProcessGroup:
+        return self._group.value
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `init` says, and forget everything."""
+        super().reset_parameters()
+        if "_waiting" in self.__dict__:  # nn.Linear's constructor draws the weights first of all
+            self.discard()
+            self._observed = None
 
     # ---- Solving ---------------------------------------------------------------------------------
 
@@ -80,8 +93,6 @@ class ClosedFormLinear(StoredLinear):
         Leading dimensions are flattened, so a layer shared over a grid solves on all its points. With several processes
         the batches of all ranks are solved as one.
         """
-        if self._waiting or self._collapsed is not None:
-            raise ValueError("solve was called with accumulated batches waiting; call commit() first")
         batch = self._batch(phi, y, sample_weight)
         if torch.is_autocast_enabled(phi.device.type):
             with torch.autocast(phi.device.type, enabled=False):
@@ -89,7 +100,7 @@ class ClosedFormLinear(StoredLinear):
         else:
             self._take(batch)
 
-    def observe(self, y: Tensor, sample_weight: Tensor | None = None) -> None:
+    def observe(self, y: Tensor | None, sample_weight: Tensor | None = None) -> None:
         """Note the targets of the coming batch: the next forward in training mode solves before it predicts.
 
         A forward in eval mode leaves them waiting, another `observe` replaces them, `observe(None)` drops them.
@@ -98,13 +109,24 @@ class ClosedFormLinear(StoredLinear):
 
     @torch.no_grad()
     def accumulate(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Take in a micro-batch; `commit` solves on all of them as on one large batch.
+        """Take in a micro-batch; `commit` solves on all of them as on one large batch, `discard` drops them.
 
         Rows are kept until there are more of them than features, and are moments from then on."""
-        phi, y, sample_weight = self._check(phi.detach(), y, sample_weight)
-        self._waiting.append(Batch(phi, y, sample_weight, self.bias is not None, self.loss))
+        try:
+            phi, y, sample_weight = self._check(phi, y, sample_weight)
+        except ValueError as bad:
+            if not distributed.active(self.process_group):
+                raise
+            self._failed = str(bad)  # the other ranks will wait in commit, so it is raised there, on all
+            return
+        weight = None if sample_weight is None else sample_weight.clone()
+        self._waiting.append(Batch(phi.clone(), y.clone(), weight, self.bias is not None, self.loss))
         if self._collapsed is not None or self._rows_waiting() > self.features:
             self._collapse()
+
+    def discard(self) -> None:
+        """Drop what was accumulated."""
+        self._waiting, self._collapsed, self._failed = [], None, None
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -113,9 +135,14 @@ class ClosedFormLinear(StoredLinear):
             None if self._waiting or self._collapsed is not None else "commit was called, but nothing was accumulated"
         )
         sizes = None
+        weighted = any(batch.weight is not None for batch in self._waiting)
         if distributed.active(self.process_group):
             rows = self._rows_waiting() if self._collapsed is None else self.features + 1
-            sizes = distributed.agree(rows, error, self.process_group, self.weight.device)
+            try:
+                sizes, weighted = distributed.agree(rows, error, self.process_group, self.weight.device, weighted)
+            except ValueError:
+                self.discard()  # on every rank alike
+                raise
             if sum(sizes) > self.features:
                 self._collapse()
         elif error is not None:
@@ -124,9 +151,9 @@ class ClosedFormLinear(StoredLinear):
         if self._collapsed is not None:
             source = self._collapsed.all_reduce(self.process_group)
         else:
-            source = self._joined(sizes)
-        self._waiting, self._collapsed = [], None
+            source = self._joined(sizes, weighted)
         self._take(source)
+        self.discard()
 
     def _rows_waiting(self) -> int:
         return sum(batch.phi.shape[0] for batch in self._waiting)
@@ -140,32 +167,43 @@ class ClosedFormLinear(StoredLinear):
             self._collapsed.add(batch.phi, batch.y, batch.weight)
         self._waiting = []
 
-    def _joined(self, sizes: list[int] | None) -> Batch:
+    def _joined(self, sizes: list[int] | None, weighted: bool) -> Batch:
         batches = self._waiting
-        weight = None
-        if any(batch.weight is not None for batch in batches):
-            weight = torch.cat([b.phi.new_ones(b.phi.shape[0]) if b.weight is None else b.weight for b in batches])
+        weight = torch.cat([_ones(b.phi) if b.weight is None else b.weight for b in batches]) if weighted else None
         phi, y = torch.cat([b.phi for b in batches]), torch.cat([b.y for b in batches])
         group = False if sizes is None else self.process_group
         return Batch(phi, y, weight, self.bias is not None, self.loss, group, sizes)
 
     def _check(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        if phi.device != self.weight.device:
+        if self.weight.requires_grad:
+            raise ValueError(
+                "the head's weight requires a gradient, so an optimizer would move the solved layer: "
+                "call head.requires_grad_(False) after model.requires_grad_(True)"
+            )
+        if isinstance(phi, Tensor) and phi.device != self.weight.device:
             raise ValueError(f"phi is on {phi.device}, but the head is on {self.weight.device}")
-        return check_batch(phi, y, weight, self.in_features, self.out_features)
+        phi, y, weight = check_batch(phi, y, weight, self.in_features, self.out_features)
+        return phi.detach(), y, weight
 
     def _batch(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
         """The checked batch; with several processes it knows of the others' rows, and bad input raises on every rank."""
-        bias = self.bias is not None
-        if not distributed.active(self.process_group):
-            phi, y, weight = self._check(phi, y, weight)
-            return Batch(phi, y, weight, bias, self.loss)
+        together = distributed.active(self.process_group)
         error = None
         try:
+            if self._waiting or self._collapsed is not None:
+                raise ValueError("solve was called with accumulated batches waiting; call commit() or discard() first")
             phi, y, weight = self._check(phi, y, weight)
         except ValueError as bad:
+            if not together:
+                raise
             error = str(bad)
-        sizes = distributed.agree(0 if error else phi.shape[0], error, self.process_group, self.weight.device)
+        bias = self.bias is not None
+        if not together:
+            return Batch(phi, y, weight, bias, self.loss)
+        rows, weighted = 0 if error else phi.shape[0], weight is not None
+        sizes, weighted = distributed.agree(rows, error, self.process_group, self.weight.device, weighted)
+        if weighted and weight is None:
+            weight = _ones(phi)
         return Batch(phi, y, weight, bias, self.loss, self.process_group, sizes)
 
     def _take(self, source: Source) -> None:
@@ -180,7 +218,7 @@ class ClosedFormLinear(StoredLinear):
             kernels.accept_(self._layer(kernels), new.W, new.ok)
             return
         W = new.W.to(stored.dtype)
-        total = W.sum(dtype=new.W.dtype)
+        total = W.to(self.weight.dtype).sum(dtype=new.W.dtype)
         for tensor in new.memory.values():
             total = total + tensor.sum()
         ok = new.ok & (total - total == 0)  # not finite minus itself is NaN
@@ -263,27 +301,42 @@ class ClosedFormLinear(StoredLinear):
         return f"{super().extra_repr()}, rule={self.rule}"
 
 
+def _ones(phi: Tensor) -> Tensor:
+    return torch.ones(phi.shape[0], dtype=linalg.solve_dtype(phi.device), device=phi.device)
+
+
 def _in_backward() -> bool:
     """Whether autograd is running: a forward there is activation checkpointing's second, and must not solve again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def replace_last_linear(model: nn.Module, **kwargs: Any) -> ClosedFormLinear:
-    """Replace the last `nn.Linear` of `model` (in the order of registration) by a `ClosedFormLinear`, in place, and return
-    it. Keyword arguments are the head's (`rule=`, ...); its weights are those of the old layer unless `init=` is given.
+def replace_last_linear(model: nn.Module, name: str | None = None, **kwargs: Any) -> ClosedFormLinear:
+    """Replace a linear layer of `model` by a `ClosedFormLinear`, in place, and return it.
+
+    It is the last `nn.Linear` in the order of registration, or the one called `name` ("fc", "decoder.out"). Keyword
+    arguments are the head's (`rule=`, ...); its weights are those of the old layer unless `init=` is given.
     """
-    found = [
-        (name, module) for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear
-    ]
-    if not found:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "replace the layer before the model is wrapped in DistributedDataParallel, which has counted it"
+        )
+    linears = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)]
+    if not linears:
         raise ValueError(f"{type(model).__name__} has no nn.Linear to replace")
-    if found[-1][1] is model:
+    path, old = linears[-1] if name is None else (name, model.get_submodule(name))
+    if old is model:
         raise ValueError("the model is itself an nn.Linear; make a ClosedFormLinear in its place")
-    old = found[-1][1]
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = name.rpartition(".")[0]
+    if type(old) not in (nn.Linear, ClosedFormLinear) or old._forward_hooks or old._forward_pre_hooks:
+        hooked = " with hooks" if old._forward_hooks or old._forward_pre_hooks else ""
+        raise ValueError(
+            f"{path} is a {type(old).__name__}{hooked}, which a ClosedFormLinear cannot stand in for; "
+            "name= chooses another layer"
+        )
+    assert isinstance(old, nn.Linear)
+    for shared, parameter in model.named_parameters(remove_duplicate=False):
+        owner = shared.rpartition(".")[0]
         if parameter is old.weight and model.get_submodule(owner) is not old:
-            raise ValueError(f"the last linear layer shares its weight with {name}: solving it would change both")
+            raise ValueError(f"the last linear layer shares its weight with {shared}: solving it would change both")
     head = ClosedFormLinear(
         old.in_features,
         old.out_features,
@@ -291,10 +344,10 @@ def replace_last_linear(model: nn.Module, **kwargs: Any) -> ClosedFormLinear:
         **{"device": old.weight.device, "dtype": old.weight.dtype} | kwargs,
     )
     if "init" not in kwargs:
-        head.load_state_dict(old.state_dict())
+        head.load_state_dict({key: value for key, value in old.state_dict().items() if key in ("weight", "bias")})
     head.train(old.training)
-    for name, module in found:
+    for other, module in linears:
         if module is old:
-            parent, _, child = name.rpartition(".")
+            parent, _, child = other.rpartition(".")
             setattr(model.get_submodule(parent), child, head)
     return head

@@ -47,27 +47,60 @@ class per_sample:  # noqa: N801 - reads as a function at the call site
     lam: float | Tensor | Schedule
 
     def __post_init__(self) -> None:
+        if isinstance(self.lam, str):
+            raise ValueError(f'per_sample takes a number, a tensor or a function of the step, got "{self.lam}"')
         check(self.lam, "per_sample's lambda", positive=False)
 
 
-def constant(lam: float) -> Schedule:
+@dataclass(frozen=True)
+class constant:  # noqa: N801
     """The same value at every step."""
-    return lambda step: lam
+
+    lam: float
+
+    def __call__(self, step: Tensor) -> float:
+        return self.lam
 
 
-def linear(start: float, end: float, steps: int) -> Schedule:
+@dataclass(frozen=True)
+class _Ramp:
+    """From `start` to `end` in `steps` steps, then `end`."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"a schedule needs at least one step, got steps={self.steps}")
+
+    def _done(self, step: Tensor) -> Tensor:
+        return (step.double() / self.steps).clamp(max=1.0)
+
+
+class linear(_Ramp):  # noqa: N801
     """From `start` to `end` in `steps` steps along a line, then `end`."""
-    return lambda step: start + (end - start) * (step.double() / steps).clamp(max=1.0)
+
+    def __call__(self, step: Tensor) -> Tensor:
+        return self.start + (self.end - self.start) * self._done(step)
 
 
-def cosine(start: float, end: float, steps: int) -> Schedule:
+class cosine(_Ramp):  # noqa: N801
     """From `start` to `end` in `steps` steps along half a cosine, then `end`."""
-    return lambda step: end + (start - end) * 0.5 * (1 + torch.cos(math.pi * (step.double() / steps).clamp(max=1.0)))
+
+    def __call__(self, step: Tensor) -> Tensor:
+        return self.end + (self.start - self.end) * 0.5 * (1 + torch.cos(math.pi * self._done(step)))
 
 
-def inverse_time(lam: float, rate: float) -> Schedule:
+@dataclass(frozen=True)
+class inverse_time:  # noqa: N801
     """`lam (1 + rate t)`: the step of the layer, about 1 / lambda, falls like 1 / t."""
-    return lambda step: lam * (1 + rate * step.double())
+
+    lam: float
+    rate: float
+
+    def __call__(self, step: Tensor) -> Tensor:
+        return self.lam * (1 + self.rate * step.double())
 
 
 class follow_lr:  # noqa: N801 - reads as a function at the call site
@@ -76,9 +109,10 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
     `follow_lr(opt, lam)` is a lambda: `lam_t = lam lr_0 / lr_t`.
     `follow_lr(opt, forget=gamma)` is a forgetting factor for `Kalman`: `1 - gamma_t = (1 - gamma) min(1, lr_t / lr_0)`.
 
-    `lr_0` is the base rate: what a scheduler noted as `initial_lr`, else the rate at the time of this call. `lr_t` is
-    floored at `floor * lr_0`, so that a rate of zero does not freeze the layer. Compiled or captured, the optimizer
-    needs a tensor learning rate (`lr=torch.tensor(0.1)`), since a Python number would be frozen into the graph.
+    `lr_0` is the base rate: what a scheduler noted as `max_lr` or `initial_lr`, else the rate at the time of this call.
+    `lr_t` is floored at `floor * lr_0`, so that a rate of zero does not freeze the layer. Compiled or captured, the
+    optimizer needs a tensor learning rate (`lr=torch.tensor(0.1)`): a Python number is frozen into a CUDA graph and makes
+    `torch.compile` compile anew at every step.
     """
 
     def __init__(
@@ -90,14 +124,15 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
             check(lam, "follow_lr's lambda")
         if forget is not None:
             check_forget(forget)
-        self.group = optimizer.param_groups[0]
+        self.optimizer = optimizer  # not its group, which loading a state replaces
         self.lam, self.forget, self.floor = lam, forget, floor
-        self.base = float(self.group.get("initial_lr", self.group["lr"]))
+        group = optimizer.param_groups[0]
+        self.base = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
         if not self.base > 0:
             raise ValueError(f"follow_lr needs a positive base learning rate, got {self.base}")
 
     def __call__(self, step: Tensor) -> float | Tensor:
-        ratio = self.group["lr"] / self.base
+        ratio = self.optimizer.param_groups[0]["lr"] / self.base
         if isinstance(ratio, Tensor):
             ratio = ratio.to(step.device, torch.float64).clamp(min=self.floor)
             capped = ratio.clamp(max=1.0)
@@ -108,6 +143,10 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
             return self.lam / ratio
         assert self.forget is not None
         return 1 - (1 - self.forget) * capped
+
+    def __repr__(self) -> str:
+        value = f"lam={self.lam}" if self.forget is None else f"forget={self.forget}"
+        return f"follow_lr({type(self.optimizer).__name__}, {value})"
 
     def __deepcopy__(self, memo: dict) -> follow_lr:
         return self  # a copied head follows the same optimizer; copying that would copy the model again
@@ -144,6 +183,8 @@ def value_at(
         lam = stored.reshape(lam.shape)
     elif callable(lam):
         lam = lam(step)
+        if not isinstance(lam, (int, float, Tensor)):
+            raise ValueError(f"a schedule must return a number or a tensor, got {lam!r}")
     return lam if scale is None else lam * scale
 
 
@@ -201,5 +242,5 @@ def check(lam: object, name: str, *, positive: bool = True) -> None:
 
 def check_forget(forget: float | Tensor) -> None:
     """Raise a `ValueError` where `forget` is no forgetting factor."""
-    if not 0 < float(forget) <= 1:
-        raise ValueError(f"forget must be in (0, 1], got {float(forget)}")
+    if not isinstance(forget, (int, float, Tensor)) or not 0 < float(forget) <= 1:
+        raise ValueError(f"forget must be in (0, 1], got {forget}")

@@ -28,7 +28,7 @@ def loss(W: Tensor, Phi: Tensor, Y: Tensor, beta: float = 0.0) -> Tensor:
 
 
 def proximal_loss(W: Tensor, Phi: Tensor, Y: Tensor, W_t: Tensor, lam: float | Tensor) -> Tensor:
-    """Eq. 12; a vector lambda weighs the columns of `W - W_t`."""
+    """Eq. 13; a vector lambda weighs the columns of `W - W_t`."""
     return ((Y - W @ Phi) ** 2).sum() + (lam * (W - W_t) ** 2).sum()
 
 

@@ -55,7 +55,7 @@ def _small(lam: Lambda | per_sample, n: int, memory: Memory, step: Tensor, from_
     if value is None:
         return Small(None, from_zero)
     if isinstance(value, Tensor):
-        return Small(value.to(torch.float64), from_zero) if value.ndim == 0 else None
+        return Small(value.to(step.device, torch.float64), from_zero) if value.ndim == 0 else None
     return Small(value, from_zero) if value > 0 else None
 
 
@@ -84,7 +84,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ridge(Rule):
-    """`W = argmin |Y - phi W^T|^2 + beta |W|^2` on each batch alone (paper eq. 2 and 11); beta in sum units.
+    """`W = argmin |Y - phi W^T|^2 + beta |W|^2` on each batch alone (paper eq. 2 and 12); beta in sum units.
 
     `beta=0` gives the minimum-norm least-squares solution.
     """
@@ -138,7 +138,7 @@ class Ema(Rule):
 
     def __post_init__(self) -> None:
         lambdas.check(self.beta, "beta", positive=False)
-        if not 0 <= self.momentum < 1:
+        if not isinstance(self.momentum, (int, float)) or not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
     def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
@@ -177,7 +177,7 @@ class Kalman(Rule):
     def __post_init__(self) -> None:
         if not callable(self.forget):
             lambdas.check_forget(self.forget)
-        if not 0 <= self.drift < float("inf"):
+        if not isinstance(self.drift, (int, float)) or not 0 <= self.drift < float("inf"):
             raise ValueError(f"drift must be zero or positive and finite, got {self.drift}")
         if self.form not in ("information", "covariance", None):
             raise ValueError(f'form must be "information", "covariance" or None, got {self.form!r}')
@@ -191,8 +191,7 @@ class Kalman(Rule):
         return _lambda_memory(self.lam, device) | {
             self._form(features): torch.zeros(features, features, **kind),
             "prior": torch.zeros(features, **kind),
-            "innovation": torch.zeros(outputs, **kind),
-            "samples": torch.zeros(1, **kind),  # no scalar: torch.compile takes those for Python numbers at first
+            "noise": torch.zeros(outputs, **kind),
         }
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
@@ -204,20 +203,18 @@ class Kalman(Rule):
             lambdas.check_forget(gamma)
         lam = _value(self.lam, memory, system, step, "lambda")
         prior = torch.where(first, lam, memory["prior"])
+        leak = _leak(prior, gamma, step)
         if form == "information":
-            A = torch.where(first, torch.diag(prior), _predict_information(memory[form], gamma, self.drift, prior))
-            matrix, dW, ok = _absorb_information(A, system.moments())
+            A = torch.where(first, torch.diag(prior), _predict_information(memory[form], gamma, self.drift))
+            matrix, dW, ok = _absorb_information(A, system.moments(), leak)
         else:
-            P = torch.where(first, torch.diag(1 / prior), _predict_covariance(memory[form], gamma, self.drift, prior))
-            matrix, dW, ok = _absorb_covariance(P, system)
-        # E^T S^-1 E, the innovations in units of their predicted spread, is what the noise level is estimated from
-        innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0)
-        new = {
-            form: matrix,
-            "prior": prior,
-            "innovation": torch.where(first, 0.0, gamma * memory["innovation"]) + innovation,
-            "samples": torch.where(first, 0.0, gamma * memory["samples"]) + system.n,
-        }
+            P = torch.where(first, torch.diag(1 / prior), _predict_covariance(memory[form], gamma, self.drift))
+            matrix, dW, ok = _absorb_covariance(P, system, leak)
+        # E^T S^-1 E, the innovations in units of their predicted spread, estimate the noise. The first of them measure how
+        # wrong the prior was instead, so the average leans to the later ones: weights grow like t^2.
+        innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0) / system.n
+        share = torch.clamp(3 / (step + 3), min=1 - gamma)
+        new = {form: matrix, "prior": prior, "noise": memory["noise"] + share * (innovation - memory["noise"])}
         return Step(W + dW, new, ok & (prior > 0).all())
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
@@ -228,55 +225,71 @@ class Kalman(Rule):
         else:
             solved, _ = linalg.solve_shifted_(memory[form].clone(), 0.0, X.T)
             spread = (X * solved.T).sum(1)
-        noise = memory["innovation"] / memory["samples"]
-        return (1 + spread.clamp(min=0))[:, None] * noise
+        return (1 + spread.clamp(min=0))[:, None] * memory["noise"]
 
 
-# Forgetting inflates the variance of directions that no batch ever shows (a dead unit, say) without end. No feature's
-# variance may exceed the prior's by more than this.
-_WIND_UP = 1e8
+class _Leak(NamedTuple):
+    """Precision given back to a few features of the prior: `value` at the features `index`."""
+
+    index: Tensor
+    value: Tensor
 
 
-def _predict_information(A: Tensor, gamma: float | Tensor, q: float, prior: Tensor) -> Tensor:
+_LEAK = 1e-8
+_LEAKING = 32  # features a step, in turn
+
+
+def _leak(prior: Tensor, gamma: float | Tensor, step: Tensor) -> _Leak:
+    """Forgetting inflates the variance of directions that no batch shows (dead units, features of low rank) without end,
+    until rounding errors count as data. So a trace of the prior is never forgotten: in the long run no direction has less
+    than `_LEAK` of its precision. Features get theirs in turn, a few a step, which costs no more than a small batch."""
+    D = prior.shape[0]
+    count = min(_LEAKING, D)
+    index = (step * count + torch.arange(count, device=prior.device)) % D
+    return _Leak(index, prior[index] * (_LEAK * D / count * (1 - gamma)) * (step > 0))
+
+
+def _predict_information(A: Tensor, gamma: float | Tensor, q: float) -> Tensor:
     """`A <- (I + q gamma A)^-1 gamma A`, which for q = 0 is `gamma A`."""
     A = gamma * A
     if q > 0:
         L, _ = torch.linalg.cholesky_ex(torch.eye(A.shape[0], dtype=A.dtype, device=A.device) + q * A)
         A = linalg.cholesky_solve(A, L)
         A = (A + A.T) / 2
-    diagonal = A.diagonal()
-    return A.diagonal_scatter(torch.maximum(diagonal, prior / _WIND_UP))
+    return A
 
 
-def _predict_covariance(P: Tensor, gamma: float | Tensor, q: float, prior: Tensor) -> Tensor:
+def _predict_covariance(P: Tensor, gamma: float | Tensor, q: float) -> Tensor:
     P = P / gamma
-    diagonal = P.diagonal()
-    P = P.diagonal_scatter(diagonal + q)
-    shrink = (_WIND_UP / (prior * diagonal)).clamp(max=1.0).sqrt()
-    return shrink[:, None] * P * shrink
+    return P.diagonal_scatter(P.diagonal() + q)
 
 
-def _absorb_information(A: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def _absorb_information(A: Tensor, moments: Moments, leak: _Leak) -> tuple[Tensor, Tensor, Tensor]:
     A = A + moments.G
+    A = A.diagonal_scatter(A.diagonal().index_add(0, leak.index, leak.value))
     scale = A.diagonal().rsqrt()
-    scaled = scale[:, None] * A * scale
-    L, info = torch.linalg.cholesky_ex(scaled.diagonal_scatter(scaled.diagonal() + 8 * torch.finfo(A.dtype).eps))
-    dW = linalg.cholesky_solve(scale[:, None] * moments.C, L).T * scale
-    return A, dW, info == 0
+    dW, ok = linalg.solve_shifted_(scale[:, None] * A * scale, 0.0, scale[:, None] * moments.C)
+    return A, dW.T * scale, ok
 
 
-def _absorb_covariance(P: Tensor, system: System) -> tuple[Tensor, Tensor, Tensor]:
+def _absorb_covariance(P: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Tensor, Tensor]:
+    D = P.shape[0]
     rounding = torch.finfo(P.dtype).eps * P.diagonal()
     if isinstance(system, Moments):
-        eye = torch.eye(P.shape[0], dtype=P.dtype, device=P.device)
-        P, info = torch.linalg.solve_ex(eye + P @ system.G, P)
-        dW, ok = (P @ system.C).T, info == 0
+        # P <- (P^-1 + G)^-1 = R (I + R^T G R)^-1 R^T with R a factor of P
+        G = system.G.diagonal_scatter(system.G.diagonal().index_add(0, leak.index, leak.value))
+        R, info = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() + 4 * D * rounding))
+        solved, ok = linalg.solve_shifted_(R.T @ G @ R, 1.0, R.T)
+        P, ok = R @ solved, ok & (info == 0)
+        dW = (P @ system.C).T
     else:
-        X, E = system.X, system.E
+        # the leak is measurements of single features that find no error
+        seen = torch.zeros(len(leak.index), D, dtype=P.dtype, device=P.device)
+        X = torch.cat([system.X, seen.scatter(1, leak.index[:, None], leak.value.sqrt()[:, None])])
+        E = torch.cat([system.E, system.E.new_zeros(len(leak.index), system.E.shape[1])])
         XP = X @ P
-        S = XP @ X.T
-        solved, ok = linalg.solve_shifted_(S, 1.0, torch.cat([XP, E], 1))
-        KT, SE = solved[:, : P.shape[0]], solved[:, P.shape[0] :]
+        solved, ok = linalg.solve_shifted_(XP @ X.T, 1.0, torch.cat([XP, E], 1))
+        KT, SE = solved[:, :D], solved[:, D:]
         dW = SE.T @ XP
         M = P - KT.T @ XP
         P = M + (KT.T - M @ X.T) @ KT  # Joseph's form: the plain one plus what rounding took from it

@@ -59,7 +59,9 @@ class Batch:
         return batch._rows(W, 0, batch.phi.shape[0])
 
     def _gathered(self, sizes: list[int]) -> Batch:
-        gather = lambda tensor: distributed.gather_rows(tensor, sizes, self.group)  # noqa: E731
+        # in one dtype, whatever each rank has
+        dtype = linalg.solve_dtype(self.phi.device)
+        gather = lambda tensor: distributed.gather_rows(tensor.to(dtype), sizes, self.group)  # noqa: E731
         weight = None if self.weight is None else gather(self.weight)
         return Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
 
@@ -77,8 +79,10 @@ class Batch:
     def _moments(self, W: Tensor | None) -> Moments:
         n = self.phi.shape[0]
         total = None
-        for low in range(0, n, CHUNK):
-            part = self._rows(W, low, min(low + CHUNK, n)).moments()
+        # compiled, a loop over pieces would be unrolled for every new n
+        pieces = [(0, n)] if torch.compiler.is_compiling() else [(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
+        for low, high in pieces:
+            part = self._rows(W, low, high).moments()
             if total is None:
                 total = part
             else:
@@ -131,6 +135,8 @@ class Statistics:
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, device: torch.device | str | None = None
     ):
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"statistics need features and outputs, got {in_features} and {out_features}")
         self.bias = bias
         D = in_features + int(bias)
         kind = {"device": device, "dtype": linalg.solve_dtype(torch.device(device or "cpu"))}
@@ -154,8 +160,8 @@ class Statistics:
         """Take in what another one has seen."""
         if other.moments.C.shape != self.moments.C.shape or other.bias != self.bias:
             raise ValueError(
-                f"statistics of shapes {tuple(self.moments.C.shape)} and {tuple(other.moments.C.shape)} "
-                f"(features with bias, outputs) cannot be merged"
+                f"statistics of shapes {tuple(self.moments.C.shape)} (bias={self.bias}) and "
+                f"{tuple(other.moments.C.shape)} (bias={other.bias}) cannot be merged"
             )
         return self._add(other.moments)
 
@@ -166,6 +172,8 @@ class Statistics:
 
     def decay(self, factor: float) -> Statistics:
         """Forget: multiply everything by `factor`, as if every sample had that weight."""
+        if not 0 <= factor < math.inf:
+            raise ValueError(f"decay takes a factor that is zero or positive and finite, got {factor}")
         m = self.moments
         self.moments = Moments(m.G * factor, m.C * factor, m.ee * factor, m.n * factor, self.bias)
         return self
@@ -185,7 +193,7 @@ class Statistics:
         return Moments(m.G, C, m.ee - (W.T * (m.C + C)).sum(0), m.n, self.bias)
 
     def solve(self, beta: lambdas.Lambda | lambdas.per_sample) -> Tensor:
-        """The ridge solution `W (o, D)`; beta in sum units."""
+        """The ridge solution `W (o, D)`, the bias in its last column; beta in sum units. `head.set_weights_` takes it."""
         lambdas.check(beta, "beta", positive=False)
         value = lambdas.resolve(beta, self.moments, torch.zeros((), dtype=torch.long, device=self.moments.G.device))
         return linalg.ridge(self.moments, value).update
@@ -195,6 +203,9 @@ def check_batch(
     phi: Tensor, y: Tensor, weight: Tensor | None, in_features: int, out_features: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The batch with leading dimensions flattened, or a `ValueError` that says what is wrong with it."""
+    for name, value in (("phi", phi), ("y", y), ("sample_weight", weight)):
+        if not isinstance(value, Tensor) and not (value is None and name == "sample_weight"):
+            raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
     if not phi.is_floating_point():
         raise ValueError(f"phi must be floating point, got {phi.dtype}")
     if phi.ndim == 0 or phi.shape[-1] != in_features:
@@ -202,9 +213,11 @@ def check_batch(
     expected = (*phi.shape[:-1], out_features)
     if tuple(y.shape) != expected:
         hint = "; y.unsqueeze(-1) would fit" if (*y.shape, 1) == expected else ""
+        if tuple(y.shape) == expected[:-1] and out_features > 1 and not y.is_floating_point():
+            hint = "; for class labels pass one_hot(y, classes).float()"
         raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}{hint}")
     if y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"y must be real numbers, got {y.dtype}")
+        raise ValueError(f"y must be real numbers, got {y.dtype}; y.float() may be what you want")
     if phi.device != y.device:
         raise ValueError(f"phi and y must be on one device, got {phi.device} and {y.device}")
     if phi.ndim != 2:
@@ -236,28 +249,38 @@ def refit_(
 ) -> ClosedFormLinear:
     """Solve the head once on a whole data set: ridge with `beta` (sum units) in one pass over `loader`.
 
-    After training the head is one step of the backbone behind; this catches it up. Batches are `(x, y)` or
-    `(x, y, sample_weight)`. The backbone runs in eval mode, so that BatchNorm and Dropout act as they will at prediction;
-    the modes are put back afterwards. With several processes each reads its own share and all end with the same layer.
-    The rule's memory is left as it is.
+    After training the head is one step of the backbone behind; this catches it up. `backbone` makes the features, or is the
+    whole model with the head inside. Batches are `(x, y)` or `(x, y, sample_weight)`. The backbone runs in eval mode, so
+    that BatchNorm and Dropout act as they will at prediction; the modes are put back afterwards. With several processes
+    each reads its own share and all end with the same layer. The rule's memory is left as it is.
+
+    The pass adds up moments, which squares the condition number of the features: past 1e8 take a `beta` above zero.
     """
+    lambdas.check(beta, "beta", positive=False)
     statistics = Statistics(head.in_features, head.out_features, head.bias is not None, device=head.weight.device)
     modes = {module: module.training for module in backbone.modules()}
     backbone.eval()
+    inputs: list[Tensor] = []
+    buried = any(module is head for module in backbone.modules())
+    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) if buried else None
     error: str | None = None
     try:
         for x, y, *weight in loader:
             phi = backbone(x.to(head.weight.device))
+            if buried:
+                phi = inputs.pop()
             weights = weight[0].to(phi.device) if weight else None
             statistics.add(phi, y.to(phi.device), weights)
     except ValueError as bad:
         error = str(bad)
     finally:
+        if hook is not None:
+            hook.remove()
         for module, training in modes.items():
             module.training = training
     seen = 0 if error is None and float(statistics.n) == 0 else 1
     if distributed.active(head.process_group):
-        seen = sum(distributed.agree(seen, error, head.process_group, head.weight.device))
+        seen = sum(distributed.agree(seen, error, head.process_group, head.weight.device).sizes)
     elif error is not None:
         raise ValueError(error)
     if seen == 0:

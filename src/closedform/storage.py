@@ -41,11 +41,10 @@ class StoredLinear(nn.Linear):
     ):
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(_INITS)}, got {init!r}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"a head needs a floating point dtype, got {dtype}")
         self.init = init
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        if not self.weight.is_floating_point():
-            raise ValueError(f"a head needs a floating point dtype, got {self.weight.dtype}")
-        self.rule = rule
         self.requires_grad_(False)
         counter = torch.zeros((), dtype=torch.long, device=self.weight.device)
         self.step: Tensor
@@ -54,12 +53,28 @@ class StoredLinear(nn.Linear):
         self.register_buffer("step", counter)
         self.register_buffer("attempts", counter.clone())
         self.register_buffer("master", None)
-        memory = rule.memory(self.features, out_features, self.weight.device)
-        self._names = tuple(memory)
-        for name, tensor in memory.items():
-            self.register_buffer(_PREFIX + name, tensor)
+        self._names: tuple[str, ...] = ()
+        self.rule = rule
         if self.weight.dtype in _LOW:
             self.master = self._storage().float()
+
+    @property
+    def rule(self) -> Rule:
+        """What is remembered of earlier batches. A new rule starts with a fresh memory."""
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
+        memory = rule.memory(self.features, self.out_features, self.weight.device)
+        for name in self._names:
+            del self._buffers[_PREFIX + name]
+        self._rule, self._names = rule, tuple(memory)
+        for name, tensor in memory.items():
+            self.register_buffer(_PREFIX + name, tensor)
+        self.step.zero_()
+        self.attempts.zero_()
 
     @property
     def features(self) -> int:
@@ -104,10 +119,7 @@ class StoredLinear(nn.Linear):
     def _storage(self) -> Tensor:
         """The layer as one matrix in the dtype that it is kept in."""
         W = self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
-        if self.master is None:
-            return W
-        # a weight changed from outside (an average, a load) no longer matches the master, and then counts
-        return torch.where(self.master.to(W.dtype) == W, self.master, W.to(self.master.dtype))
+        return W if self.master is None else _reconciled(self.master, W)
 
     def _memory(self) -> dict[str, Tensor]:
         return {name: getattr(self, _PREFIX + name) for name in self._names}
@@ -129,7 +141,7 @@ class StoredLinear(nn.Linear):
             if self.weight.dtype in _LOW:
                 source = self._storage() if before.is_meta else before
                 self._buffers["master"] = source.to(device, torch.float32, copy=True)
-            elif master is not None and not before.is_meta:
+            if master is not None and not before.is_meta:
                 self._write_(before.to(device))
         return self
 
@@ -144,7 +156,8 @@ class StoredLinear(nn.Linear):
         errors: list,
     ) -> None:
         """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
-        plain = prefix + "step" not in state_dict
+        plain = prefix + "step" not in state_dict and prefix + "weight" in state_dict
+        foreign = any(prefix + _PREFIX + name not in state_dict for name in self._names)  # another rule's, or none
         exact = state_dict.pop(prefix + "master", None)
         had, self._buffers["master"] = self.master, None
         before = len(missing)
@@ -153,14 +166,23 @@ class StoredLinear(nn.Linear):
         with torch.no_grad():
             if plain:
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
+            if plain or (foreign and prefix + "step" in state_dict):
                 self._reset_memory()
-            if exact is None and had is not None:
-                names = ("weight", "bias")[: 1 + (self.bias is not None)]
-                parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
-                if len(parts) == len(names):
-                    exact = torch.cat([part.reshape(self.out_features, -1) for part in parts], 1)
-            if exact is not None and exact.shape == (self.out_features, self.features):
-                self._write_(exact.to(self.weight.device))
+            names = ("weight", "bias")[: 1 + (self.bias is not None)]
+            parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
+            if len(parts) == len(names) and (exact is not None or had is not None):
+                W = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+                W = W if exact is None else _reconciled(exact, W)
+                if W.shape == (self.out_features, self.features):
+                    self._write_(W.to(self.weight.device))
+
+
+def _reconciled(master: Tensor, W: Tensor) -> Tensor:
+    """The master, but where the layer was changed from outside (an average, say) and no longer is its rounded value, the
+    layer. Bits are compared, since a compiler may skip the rounding in a comparison of numbers."""
+    if W.dtype not in _LOW:
+        return W.to(master.dtype)
+    return torch.where(master.to(W.dtype).view(torch.int16) == W.view(torch.int16), master, W.to(master.dtype))
 
 
 class CastLinear(torch.autograd.Function):

@@ -23,7 +23,7 @@ def algorithm1(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer
     """Algorithm 1: solve the layer on the batch, then step the backbone on the same batch with the new layer.
 
     The paper writes it as "step on batch t, then solve on batch t + 1"; the loop is the same, and since a batch's features
-    serve both, it takes one forward and one backward. With a `Ridge` or `Ema` head it is the paper's eq. 11 or the
+    serve both, it takes one forward and one backward. With a `Ridge` or `Ema` head it is the paper's eq. 12 or the
     moving-average baseline.
     """
     phi = backbone(x)
@@ -41,7 +41,7 @@ def algorithm2(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer
 
 
 def ridge(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """The paper's eq. 11: Algorithm 1 with a layer that remembers nothing."""
+    """The paper's eq. 12: Algorithm 1 with a layer that remembers nothing."""
     _require(head, rules.Ridge)
     return algorithm1(backbone, head, optimizer, x, y)
 
@@ -65,7 +65,7 @@ def cross_entropy(backbone: nn.Module, head: nn.Linear, optimizer: Optimizer, x:
 def backpropagate_through(
     backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor
 ) -> Tensor:
-    """What earlier work did: differentiate the regularised loss through the solution itself (paper eq. 15).
+    """What earlier work did: differentiate the regularised loss through the solution itself (paper eq. 16).
 
     The gradient is that of `algorithm1` (Propositions 3.1 and 4.1), at several times the cost. Only for `Ridge` and
     `Proximal`, whose layer minimises the loss that is differentiated.
