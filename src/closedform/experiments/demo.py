@@ -104,7 +104,13 @@ def train(method: str, setting: tuple[float, str, Make | None], batch_size: int,
             shuffled = torch.randperm(len(x), generator=order)
         index = shuffled[(t % per_epoch) * batch_size :][:batch_size]
         before = time.perf_counter()
-        step(backbone, head, optimizer, x[index], y[index])
+        try:
+            step(backbone, head, optimizer, x[index], y[index])
+        except ValueError:  # the head refuses features that are not finite: the backbone has diverged
+            run.steps.append(t + 1)
+            run.validation.append(math.inf)
+            run.test.append(math.inf)
+            break
         schedule.step()
         spent += time.perf_counter() - before
         if t + 1 in marks:
