@@ -523,6 +523,19 @@ def test_a_stale_master_is_not_loaded():
         assert torch.equal(other._storage()[:, :6], torch.full((2, 6), 3.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loading_by_assignment_onto_nothing(dtype):
+    """A model made on the meta device takes its weights from a state, this head's or a plain layer's."""
+    full = head(6, 2, cf.Kalman(lam=1.0), dtype=dtype)
+    full.solve(*(t.float() for t in problem(4, 6, 2)))
+    for state in (full.state_dict(), full.to_linear().state_dict()):
+        empty = cf.ClosedFormLinear(6, 2, rule=cf.Kalman(lam=1.0), device="meta", dtype=dtype)
+        empty.load_state_dict(copy.deepcopy(state), assign=True)
+        assert torch.equal(empty.weight, full.weight)
+        empty.solve(*(t.float() for t in problem(4, 6, 2, seed=1)))
+        assert int(empty.rejected) == 0
+
+
 def test_from_one_low_precision_to_the_other_keeps_the_master():
     layer = cf.ClosedFormLinear(1, 1, bias=False)
     layer.set_weights_(torch.tensor([[1.003]]))

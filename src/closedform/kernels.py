@@ -15,6 +15,7 @@ Every other solve uses `accept_` alone: the guard, the layer and the counters in
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,11 @@ def usable(weight: Tensor, bias: Tensor | None) -> bool:
     return triton is not None and weight.dtype == torch.float32 and contiguous
 
 
+def _on(device: torch.device) -> AbstractContextManager:
+    """Triton launches on the current device, which need not be the layer's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class Layer(NamedTuple):
     """What a solve changes."""
 
@@ -64,7 +70,8 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, rat
     from_zero: ridge instead of proximal; the old layer does not count.
     """
     dual = phi.shape[0] <= phi.shape[1]
-    (_dual_ if dual else _primal_)(layer, phi, y.contiguous(), lam, ratio, from_zero)
+    with _on(phi.device):
+        (_dual_ if dual else _primal_)(layer, phi, y.contiguous(), lam, ratio, from_zero)
     layer.changed()
 
 
@@ -142,10 +149,11 @@ def accept_(layer: Layer, W: Tensor, ok: Tensor) -> None:
     """Take the new layer `W (o, D)`, in float64 with the bias in its last column, where `ok` and all of it is finite."""
     weight, bias, step, attempts = layer
     o, d = weight.shape
-    _accept[(o, -(-(d + 1) // _WIDE))](
-        weight, weight if bias is None else bias, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
-        BIAS=bias is not None, ADD=False, INFO=False, BLOCK=_WIDE,
-    )  # fmt: skip
+    with _on(weight.device):
+        _accept[(o, -(-(d + 1) // _WIDE))](
+            weight, weight if bias is None else bias, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
+            BIAS=bias is not None, ADD=False, INFO=False, BLOCK=_WIDE,
+        )  # fmt: skip
     layer.changed()
 
 

@@ -118,8 +118,11 @@ class StoredLinear(nn.Linear):
 
     def _storage(self) -> Tensor:
         """The layer as one matrix in the dtype that it is kept in."""
-        W = self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
+        W = self._storage_without_master()
         return W if self.master is None else _reconciled(self.master, W)
+
+    def _storage_without_master(self) -> Tensor:
+        return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
     def _memory(self) -> dict[str, Tensor]:
         return {name: getattr(self, _PREFIX + name) for name in self._names}
@@ -164,6 +167,15 @@ class StoredLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         self._buffers["master"] = had
         with torch.no_grad():
+            if self.step.is_meta and not self.weight.is_meta:  # `assign=True` brought the weights only
+                self._buffers["step"], self._buffers["attempts"] = (
+                    torch.zeros((), dtype=torch.long, device=self.weight.device) for _ in range(2)
+                )
+                self.rule = self.rule
+            if self.weight.dtype not in _LOW:
+                self._buffers["master"] = None
+            elif had is None or had.device != self.weight.device:
+                self._buffers["master"] = had = self._storage_without_master().float()
             if plain:
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
             if plain or (foreign and prefix + "step" in state_dict):
