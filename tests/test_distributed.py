@@ -14,18 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import closedform as cf
 
 from .helpers import backbone, batches, head, matrix, problem, relative
+from .test_solve import RULES
 
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "minimum norm": cf.Ridge(0.0),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "per sample": cf.Proximal(cf.per_sample(0.1)),
-    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
-    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
-}
 # rows on each rank, one tuple a step: few rows (gathered) and many (moments), even and uneven
 STEPS = {
     2: [(2, 2), (2, 1), (1, 4), (9, 9), (20, 1), (3, 3)],

@@ -114,7 +114,7 @@ RULES = {
     "proximal": cf.Proximal(0.5),
     "auto": cf.Proximal("auto"),
     "per sample": cf.Proximal(cf.per_sample(0.1)),
-    "vector": cf.Proximal(torch.arange(1.0, 7.0)),
+    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
     "ema": cf.Ema(0.5, 0.9),
     "information": cf.Kalman(0.9, lam=0.5, form="information"),
     "covariance": cf.Kalman(0.9, lam=0.5, form="covariance"),
@@ -126,10 +126,10 @@ rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, r
 @rules
 @pytest.mark.parametrize("n", [2, 20])
 def test_weight_two_is_the_row_twice(rule, n):
-    phi, y = problem(n, 5, 2)
+    phi, y = problem(n, 6, 2)
     weight = 1 + torch.arange(n, dtype=torch.float64) % 2
     twice = torch.cat([phi, phi[1::2]]), torch.cat([y, y[1::2]])
-    weighted, doubled = head(5, 2, rule), head(5, 2, rule)
+    weighted, doubled = head(6, 2, rule), head(6, 2, rule)
     for _ in range(3):
         weighted.solve(phi, y, weight)
         doubled.solve(*twice)
@@ -138,9 +138,9 @@ def test_weight_two_is_the_row_twice(rule, n):
 
 @rules
 def test_weight_zero_is_no_row(rule):
-    phi, y = problem(6, 5, 2)
+    phi, y = problem(6, 6, 2)
     weight = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
-    weighted, short = head(5, 2, rule), head(5, 2, rule)
+    weighted, short = head(6, 2, rule), head(6, 2, rule)
     weighted.solve(phi, y, weight)
     short.solve(phi[weight > 0], y[weight > 0])
     assert relative(matrix(weighted), matrix(short)) < 1e-9
@@ -148,10 +148,10 @@ def test_weight_zero_is_no_row(rule):
 
 @rules
 def test_leading_dimensions_are_samples(rule):
-    phi, y = problem(24, 5, 2)
-    flat, grid = head(5, 2, rule), head(5, 2, rule)
+    phi, y = problem(24, 6, 2)
+    flat, grid = head(6, 2, rule), head(6, 2, rule)
     flat.solve(phi, y)
-    grid.solve(phi.reshape(2, 3, 4, 5), y.reshape(2, 3, 4, 2))
+    grid.solve(phi.reshape(2, 3, 4, 6), y.reshape(2, 3, 4, 2))
     assert torch.equal(matrix(flat), matrix(grid))
 
 

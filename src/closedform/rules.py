@@ -7,6 +7,7 @@ the new memory and whether the solve succeeded. lambda and beta are in **sum** u
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -67,7 +68,7 @@ def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Mem
     return {"lam": lam.detach().to(device, linalg.solve_dtype(torch.device(device or "cpu")), copy=True).reshape(-1)}
 
 
-class Rule:
+class Rule(ABC):
     """Base of the rules. The memory that `update` returns holds only the entries that changed."""
 
     def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
@@ -78,8 +79,9 @@ class Rule:
         """The rule in the form that the kernels for small batches take, or None where it has no such form."""
         return None
 
+    @abstractmethod
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
-        raise NotImplementedError  # each rule states its own
+        """The layer after this batch."""
 
 
 @dataclass(frozen=True)
