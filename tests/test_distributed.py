@@ -67,6 +67,12 @@ def messages(rank):
         layer.commit() if rank == 1 else (layer.accumulate(phi, y), layer.commit())
     except ValueError as error:
         found.append(str(error))
+    layer.accumulate(phi, y)
+    layer.accumulate(phi * float("nan") if rank == 1 else phi, y)  # raised by commit, where the others wait
+    try:
+        layer.commit()
+    except ValueError as error:
+        found.append(str(error))
     untouched = torch.equal(matrix(layer), matrix(head(6, 2, cf.Proximal(1.0), seed=0)))
     layer.solve(phi, y)
     return found, untouched, int(layer.attempts)
@@ -182,13 +188,14 @@ def test_bad_input_on_one_rank_raises_on_all(ranks):
         found, untouched, attempts = result["messages"]
         assert untouched
         assert attempts == 1
-        assert len(found) == 5
+        assert len(found) == 6
         if rank == 1:
             assert "NaN or infinite" in found[0]
             assert "6 features" in found[1]
             assert "no samples" in found[2]
             assert "y must have shape" in found[3]
             assert "nothing was accumulated" in found[4]
+            assert "phi has NaN" in found[5]
         else:
             assert all("rank 1 of the process group rejected" in message for message in found)
 

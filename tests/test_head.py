@@ -460,6 +460,17 @@ def test_accumulated_batches_are_copies_and_can_be_dropped():
         layer.commit()
 
 
+def test_a_commit_that_fails_keeps_what_was_accumulated():
+    values = iter([-1.0, 1.0])
+    layer, other = head(6, 2, cf.Proximal(lambda step: next(values))), head(6, 2, cf.Proximal(1.0))
+    layer.accumulate(*problem(4, 6, 2))
+    with pytest.raises(ValueError, match="lambda must be positive"):
+        layer.commit()
+    layer.commit()
+    other.solve(*problem(4, 6, 2))
+    assert relative(matrix(layer), matrix(other)) < 1e-12
+
+
 def test_an_unfrozen_head_is_refused():
     model, (x, y) = Model(cf.Proximal(1.0)), batches(1)[0]
     model.requires_grad_(True)

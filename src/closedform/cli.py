@@ -66,16 +66,8 @@ def _table(console, chosen: dict) -> None:
     from rich.table import Table
 
     table = Table(title="Test error of the best setting (mean squared, standardised targets)")
-    for name, side in (
-        ("batch", "right"),
-        ("method", "left"),
-        ("test MSE", "right"),
-        ("of l2's", "right"),
-        ("learning rate", "right"),
-        ("setting", "left"),
-        ("ms/step", "right"),
-    ):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]  # rich's literal
+    for name in ("batch", "method", "test MSE", "of l2's", "learning rate", "setting", "ms/step"):
+        table.add_column(name, justify="left" if name in ("method", "setting") else "right")
     for size in sorted({size for size, _ in chosen}):
         rows = {method: run for (batch, method), run in chosen.items() if batch == size}
         least = min(run.test[-1] for run in rows.values())

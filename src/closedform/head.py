@@ -131,9 +131,9 @@ class ClosedFormLinear(StoredLinear):
     @torch.no_grad()
     def commit(self) -> None:
         """Solve on everything accumulated since the last commit."""
-        error = (
-            None if self._waiting or self._collapsed is not None else "commit was called, but nothing was accumulated"
-        )
+        error = self._failed
+        if error is None and not self._waiting and self._collapsed is None:
+            error = "commit was called, but nothing was accumulated"
         sizes = None
         weighted = any(batch.weight is not None for batch in self._waiting)
         if distributed.active(self.process_group):
@@ -152,7 +152,12 @@ class ClosedFormLinear(StoredLinear):
             source = self._collapsed.all_reduce(self.process_group)
         else:
             source = self._joined(sizes, weighted)
-        self._take(source)
+        try:
+            self._take(source)
+        except ValueError:
+            if sizes is not None:
+                self.discard()  # what the ranks have exchanged cannot be exchanged again
+            raise
         self.discard()
 
     def _rows_waiting(self) -> int:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Literal, Union
 
 import torch
@@ -230,10 +231,9 @@ def check(lam: object, name: str, *, positive: bool = True) -> None:
             raise ValueError(f"{name}: a vector needs positive values, got {lam.tolist()}")
         shown = lam.tolist()
     else:
-        try:
-            value = float(lam)  # type: ignore[arg-type]  # anything else ends in the ValueError below
-        except (TypeError, ValueError):
-            raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got {lam!r}') from None
+        if not isinstance(lam, Real):
+            raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got {lam!r}')
+        value = float(lam)
         bad = not math.isfinite(value) or (value <= 0 if positive else value < 0)
         shown = value
     if bad:

@@ -74,8 +74,11 @@ def backpropagate_through(
     phi = backbone(x)
     targets = y.reshape(-1, y.shape[-1]).double()
     batch = Batch(phi.reshape(-1, phi.shape[-1]), targets, None, head.bias is not None)
-    W_t = None if isinstance(rule, rules.Ridge) else head._storage().double().clone()
-    coefficient = rule.beta if isinstance(rule, rules.Ridge) else rule.lam  # type: ignore[attr-defined]  # Proximal
+    if isinstance(rule, rules.Ridge):
+        W_t, coefficient = None, rule.beta
+    else:
+        assert isinstance(rule, rules.Proximal)
+        W_t, coefficient = head._storage().double().clone(), rule.lam
     system = batch.system(W_t)
     with torch.no_grad():  # a lambda that depends on the batch is a constant of the loss
         lam = lambdas.resolve(coefficient, system, head.step, head._memory().get("lam"))
