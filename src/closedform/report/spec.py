@@ -34,7 +34,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The final `metric` against one hyperparameter `x`, at the best of the other settings; a panel for each of `columns`."""
+    """The final `metric` against one hyperparameter `x`, at the best of the others; a panel for each of `columns`."""
 
     title: str
     caption: str
