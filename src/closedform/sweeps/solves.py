@@ -106,12 +106,12 @@ class Solved:
         kept = self.keep * W
         E = Y - kept @ X
         scale = self.lambdas(X, factor).rsqrt()[:, :, None]
-        X = X * scale
         if X.shape[2] <= X.shape[1]:
+            X = X * scale
             A, ok = elimination.solve(_shifted(X.mT @ X), E.mT)
             dW = X @ A
         else:
-            dW, ok = elimination.solve(_shifted(X @ X.mT), X @ E.mT)
+            dW, ok = elimination.solve(_shifted((X @ X.mT).mul_(scale).mul_(scale.mT)), (X @ E.mT).mul_(scale))
         new = (1 - self.mix) * W + self.mix * (kept + (dW * scale).mT)
         return torch.where(_accepted(ok, new), new, W)
 

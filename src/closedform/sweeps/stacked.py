@@ -102,6 +102,9 @@ class Stack:
         S, K = len(backbones), len(candidates)
         columns = zip(*(backbone.parameters() for backbone in backbones))
         stacked = [torch.stack([p.detach() for p in column]).repeat_interleave(K, 0) for column in columns]
+        # the products of a GPU want rows of a multiple of 16 bytes; columns of zeros meet inputs of zero and stay zero
+        self.inputs, self._padding = layers[0].in_features, -layers[0].in_features % 4
+        stacked[0] = F.pad(stacked[0], (0, self._padding))
         self.params = [p.to(self.device).requires_grad_() for p in stacked]
         head = torch.zeros(S, K, outputs, self.features, dtype=dtype)
         for s, seed in enumerate(self.seeds):
@@ -165,10 +168,13 @@ class Stack:
                 f"expected X ({len(self.seeds)}, N, f) and Y ({len(self.seeds)}, N, {self.outputs}) with N at least the "
                 f"batch size {self.batch_size}, got {tuple(X.shape)} and {tuple(Y.shape)}"
             )
-        self._X, self._Y = X.to(self.device).flatten(0, 1), Y.to(self.device).flatten(0, 1)
+        self._X, self._Y = self._padded(X).flatten(0, 1), Y.to(self.device).flatten(0, 1)
         self._N, self.steps_per_epoch = N, N // self.batch_size
         self._order = torch.empty(S, N, dtype=torch.int64, device=self.device)
         self._epoch = -1
+
+    def _padded(self, X: Tensor) -> Tensor:
+        return F.pad(X.to(self.device), (0, self._padding))
 
     def _shuffle(self) -> None:
         """The order of this epoch, a function of the seed and the epoch alone, so that a resumed run sees the same."""
@@ -210,17 +216,16 @@ class Stack:
 
     def _step(self, first: bool) -> None:
         x, y = self._batch()
-        factor = torch.where(self._decays, self._cosine[self._t], 1.0)
+        factor = torch.where(self._decays, self._cosine.index_select(0, self._t.view(1)), 1.0)
         with torch.enable_grad():
             phi = self._forward(x)
         if self.algorithm == 1:
             self._solve(phi.detach(), y, factor, first)
         gradient = self._descend(phi, y)
         rate = self._lr * factor
-        for p, g, state in zip((*self.params, self._learned), gradient, self._states):
-            self.optimizer.update_(
-                p, g, state, _like(rate[:, : self._cut[0]] if p is self._learned else rate, p), self._t
-            )
+        rates = [rate.flatten()] * len(self.params) + [rate[:, : self._cut[0]]]
+        for p, g, state, lr in zip((*self.params, self._learned), gradient, self._states, rates):
+            self.optimizer.update_(p, g, state, lr, self._t)
         if self.algorithm == 2:
             with torch.no_grad():
                 self._solve(self._forward(x), y, factor, first)
@@ -291,8 +296,8 @@ class Stack:
         total = torch.zeros(self.head.shape[:2], dtype=torch.float64, device=self.device)
         with _products(self.tf32):
             for x, y in zip(X.split(chunk, 1), Y.split(chunk, 1)):
-                x, y = x.to(self.device), y.to(self.device)
-                total += (self._predict(self._forward(x)) - y.mT[:, None]).double().square().sum((2, 3))
+                predicted = self._predict(self._forward(self._padded(x)))
+                total += (predicted - y.to(self.device).mT[:, None]).double().square().sum((2, 3))
         return self._given(torch.nan_to_num(total / Y[0].numel(), nan=float("inf"), posinf=float("inf")))
 
     def average_loss(self, steps: int) -> Tensor:
@@ -311,7 +316,8 @@ class Stack:
         backbone = copy.deepcopy(self._templates[seed])
         with torch.no_grad():
             for own, stacked in zip(backbone.parameters(), self.params):
-                own.copy_(stacked.unflatten(0, self.head.shape[:2])[seed, place])
+                trained = stacked.unflatten(0, self.head.shape[:2])[seed, place]
+                own.copy_(trained if own.shape == trained.shape else trained[:, : self.inputs])
             W = self.head[seed, place].cpu()
             layer = nn.utils.skip_init(nn.Linear, self.width, self.outputs, bias=self.bias, dtype=W.dtype)
             layer.weight.copy_(W[:, : self.width])
@@ -383,9 +389,3 @@ class _products:  # noqa: N801 - reads as a function at the call site
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-
-
-def _like(rate: Tensor, p: Tensor) -> Tensor:
-    """A number a model `(S, K)` as a factor of `p`, in p's dtype."""
-    rate = rate if p.ndim == 4 else rate.flatten()
-    return rate.to(p.dtype).reshape(*rate.shape, *[1] * (p.ndim - rate.ndim))
