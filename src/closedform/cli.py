@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from .extras import require
+
 
 def main() -> None:
     try:
-        import matplotlib  # noqa: F401 - the commands draw
-        import rich  # noqa: F401
-        import typer
+        require("closedform's command line", "experiments", "matplotlib", "rich", "typer")
     except ImportError as missing:
-        sys.exit(f"closedform's command line needs {missing.name}: pip install 'closedform[experiments]'")
+        sys.exit(str(missing))
+    import typer
+
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
     app.command()(demo)
     app.command()(version)
