@@ -15,7 +15,7 @@ SPEC = "experiment.json"
 class Method:
     key: str  # its value in the table's column `method`
     label: str
-    colour: str
+    colour: str = ""  # a name or #rrggbb; empty: the next of a palette that colour-blind people can tell apart
     ours: bool = False  # beyond the paper
 
 
@@ -61,6 +61,11 @@ class Experiment:
     lower: bool = True  # whether less of the metric is better
     log: bool = True  # whether the metric's axis is logarithmic at first
     environment: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of columns, where they should read otherwise
+
+    def method(self, key: str) -> Method:
+        """The method with this key; one that is not described goes by its key."""
+        return next((method for method in self.methods if method.key == key), Method(key, str(key)))
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,6 +83,8 @@ def load(folder: Path) -> Experiment:
         kinds = {"curves": Curves, "sensitivity": Sensitivity}
         figures = tuple(kinds[figure["kind"]](**figure) for figure in body.pop("figures"))
         methods = tuple(Method(**method) for method in body.pop("methods"))
+        if not methods:
+            raise ValueError("`methods` is empty")
         by, settings = tuple(body.pop("by")), tuple(body.pop("settings"))
         return Experiment(**body, figures=figures, methods=methods, by=by, settings=settings)
     except (ValueError, KeyError, TypeError) as bad:
