@@ -2,88 +2,217 @@
 
 from __future__ import annotations
 
+import enum
 import sys
+import time
 from pathlib import Path
+from typing import Annotated, Any
 
 from .extras import require
+
+try:
+    import typer
+except ImportError:  # `main` says what is missing
+    typer = None
 
 
 def main() -> None:
     try:
-        require("closedform's command line", "experiments", "matplotlib", "rich", "typer")
+        require(
+            "closedform's command line", "experiments", "typer", "rich", "pandas", "pyarrow", "matplotlib", "jinja2"
+        )
     except ImportError as missing:
         sys.exit(str(missing))
-    import typer
-
-    app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-    app.command()(demo)
-    app.command()(version)
-    app()
-
-
-def version() -> None:
-    """Print the version."""
-    from . import __version__
-
-    print(__version__)
-
-
-def demo(out: Path = Path("results/demo"), quick: bool = False) -> None:
-    """Compare l2, ridge, proximal and Kalman on a problem that needs no download.
-
-    --quick trains on less data for a few seconds, to see that everything works; its ranking means nothing.
-    """
-    import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from .experiments import demo as experiment
-
-    console = Console()
-    console.print(
-        "Training the same network with its last layer learned (l2) or solved at every step (ridge, proximal, Kalman).\n"
-        "Each method gets six settings at each batch size; the best on validation data is shown. Ctrl-C stops early.\n"
-    )
-    torch.set_num_threads(1)  # the matrices are small, and threads that wait for each other are slow on a busy machine
-    sizes = (32, 256)
-    samples, epochs = (2000, 1) if quick else (16_000, 6)
-    runs: list[experiment.Run] = []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     try:
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("training", total=experiment.count(sizes))
-            for run in experiment.sweep(sizes, samples, epochs):
-                runs.append(run)
-                progress.update(task, advance=1, description=f"{run.method:>8}, batch {run.batch_size:<3}")
-    except KeyboardInterrupt:
-        console.print(f"stopped after {len(runs)} of {experiment.count(sizes)} runs")
-    if not runs:
-        sys.exit(130)
-    _table(console, experiment.best(runs))
-    picture = experiment.save(runs, out)
-    console.print(f"\nLearning curves: {picture}    all runs: {picture.with_suffix('.json')}")
+        application()()
+    except ValueError as wrong:  # what was given is named in the message; a traceback would hide it
+        print(f"closedform: {wrong}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _table(console, chosen: dict) -> None:
+def application() -> Any:
+    assert typer is not None
+    app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+    app.command()(version)
+    app.command()(report)
+    app.command()(claims)
+    figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
+    figures.callback()(paper)
+    figures.command()(qm9)
+    app.add_typer(figures, name="paper")
+    return app
+
+
+if typer is not None:
+
+    class Optimizer(str, enum.Enum):
+        sgd = "sgd"
+        adam = "adam"
+
+    def version() -> None:
+        """Print the version."""
+        from . import __version__
+
+        print(__version__)
+
+    def paper(
+        context: typer.Context,
+        list_: Annotated[bool, typer.Option("--list", help="Show every figure and table, and its command.")] = False,
+    ) -> None:
+        if list_:
+            _catalogue()
+        elif context.invoked_subcommand is None:
+            print(context.get_help())
+
+    def qm9(
+        quick: Annotated[
+            bool, typer.Option(help="20,000 molecules, 4 epochs, one seed, few settings: minutes.")
+        ] = False,
+        optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
+        batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+        epochs: Annotated[int | None, typer.Option(min=1)] = None,
+        seeds: Annotated[int | None, typer.Option(min=1)] = None,
+        molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
+        device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+        synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
+        out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+    ) -> None:
+        """QM9: the learned layer against ridge, proximal and Kalman, at several batch sizes and optimizers.
+
+        Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+        """
+        from .experiments import qm9 as experiment
+
+        configs = experiment.jobs(
+            [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+            sorted(set(batch_size or ([32, 256] if quick else experiment.BATCH_SIZES))),
+            size="quick" if quick else "full",
+            epochs=epochs or (4 if quick else experiment.EPOCHS),
+            seeds=seeds or (1 if quick else experiment.SEEDS),
+            limit=molecules or (20_000 if quick else None),
+            source="synthetic" if synthetic else "qm9",
+        )
+        _run(experiment, configs, _device(device), out or Path("runs/qm9-quick" if quick else "runs/qm9"))
+
+    def report(
+        results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
+        out: Annotated[
+            Path | None, typer.Option(help="The page to write; report.html in the folder otherwise.")
+        ] = None,
+    ) -> None:
+        """Write one self-contained HTML page from a results folder."""
+        from . import report as page
+
+        print(page.write(results, out))
+
+    def claims(
+        experiment: Annotated[str, typer.Argument(help="qm9")],
+        results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
+    ) -> None:
+        """Check the paper's sentences about an experiment against results, by default those in the repository."""
+        from rich.console import Console
+
+        from .experiments import claims as checks
+
+        checks.show(experiment, results or Path("results") / experiment, Console())
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda"')
+    return name
+
+
+def _catalogue() -> None:
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Test error of the best setting (mean squared, standardised targets)")
-    for name in ("batch", "method", "test MSE", "of l2's", "learning rate", "setting", "ms/step"):
-        table.add_column(name, justify="left" if name in ("method", "setting") else "right")
-    for size in sorted({size for size, _ in chosen}):
-        rows = {method: run for (batch, method), run in chosen.items() if batch == size}
-        least = min(run.test[-1] for run in rows.values())
-        for method, run in rows.items():
-            error = run.test[-1]
-            ratio = f"{error / rows['l2'].test[-1]:.2f}" if "l2" in rows else ""
-            shown = f"[bold green]{error:.4f}[/]" if error == least else f"{error:.4f}"
-            table.add_row(str(size), method, shown, ratio, f"{run.lr:g}", run.setting, f"{run.ms_per_step:.2f}")
-        table.add_section()
-    console.print(table)
-    winners = {
-        size: min(((run.test[-1], m) for (b, m), run in chosen.items() if b == size)) for size in {b for b, _ in chosen}
-    }
-    said = "; ".join(
-        f"at batch size {size}, {method} ({error:.4f})" for size, (error, method) in sorted(winners.items())
+    from .experiments.catalogue import PAPER
+
+    table = Table(title="The paper's figures and tables")
+    for name in ("in the paper", "shows", "command"):
+        table.add_column(name)
+    for entry in PAPER:
+        table.add_row(
+            entry.what, entry.shows, f"[bold]{entry.command}[/]" if entry.command else "[dim]not built yet[/]"
+        )
+    Console().print(table)
+
+
+def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path) -> None:
+    """Run an experiment with a progress bar; then its table, its report and one sentence."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
     )
-    console.print(f"Lowest test error: {said}. One seed. (*: the memory lengthens as the learning rate falls.)")
+
+    from . import report as page
+
+    console = Console()
+    console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
+    work = {experiment.name(config): experiment.work(config) for config in configs}
+    finished: set[str] = set()
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    start = time.perf_counter()
+    try:
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+            task = progress.add_task("reading the data", total=sum(work.values()))
+
+            def step(config: dict[str, Any], t: int, total: int) -> None:
+                name = experiment.name(config)
+                done = sum(work[other] for other in finished) + work[name] * t / total
+                progress.update(task, completed=done, description=name)
+
+            def ended(count: int, total: int, config: dict[str, Any]) -> None:
+                finished.add(experiment.name(config))
+
+            for config in experiment.finished(configs, out):
+                finished.add(experiment.name(config))
+            experiment.run(out, configs, device=device, progress=step, done=ended)
+            progress.update(task, completed=sum(work.values()), description="finished")
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped with {len(finished)} of {len(configs)} stacks finished. The same command goes on from here."
+        )
+        sys.exit(130)
+    _best(console, out)
+    seconds = time.perf_counter() - start
+    console.print(
+        f"\nReport: {page.write(out)}    table: {out / 'results.parquet'}    {seconds:.0f} s", highlight=False
+    )
+
+
+def _best(console: Any, out: Path) -> None:
+    """The best setting of each method, and who has the lowest error."""
+    from rich.table import Table
+
+    from .report import panels, summary, text
+
+    table, experiment = panels.read(out)
+    facets = summary.best_settings(table, experiment)
+    names = [text.name(experiment, column) for column in experiment.settings]
+    shown = Table(title=f"{experiment.label} of each method at its best setting")
+    for name in ("", "method", experiment.label, f"/ {experiment.methods[0].label}", "setting"):
+        shown.add_column(name, justify="right" if name.startswith(("/", experiment.label)) else "left", no_wrap=True)
+    for facet in facets:
+        for row, entry in enumerate(facet.entries):
+            value = f"[bold green]{entry.shown}[/]" if entry.best else entry.shown
+            ratio = "" if entry.ratio is None else f"{entry.ratio:.2f}"
+            used = [f"{name} {value}" for name, value in zip(names, entry.settings) if value != text.MISSING]
+            shown.add_row("" if row else ", ".join(facet.names), entry.method.label, value, ratio, ", ".join(used))
+        shown.add_section()
+    console.print(shown)
+    console.print(summary.sentence(facets, experiment), highlight=False, soft_wrap=True)

@@ -7,9 +7,7 @@ never stopped, since the order of the data depends on the seed and the epoch alo
 
 from __future__ import annotations
 
-import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..files import atomic
 from .stacked import Stack
 
 DROP = 1 / 8  # of the models must have diverged before the stack is rebuilt without them
@@ -68,8 +67,8 @@ def train(
 
     measured: the data sets on which errors are taken, by name; the error on the training batches is called "train".
     at: the steps to measure at; `marks(stack.total)` where not given.
-    checkpoint: the file that holds the state between; it is removed at the end. `name` is stored in it, and a checkpoint
-        of another name is refused.
+    checkpoint: the file that holds the state in between, for the caller to remove once the result is safe. `name` is stored
+        in it, and a checkpoint of another name is refused.
     progress: called with the step and the total a few times a second.
     """
     at = marks(stack.total) if at is None else sorted(at)
@@ -141,17 +140,8 @@ def _save(path: Path, stack: Stack, name: str, history: History, alive: list[int
         "errors": {key: torch.stack(values) for key, values in history.errors.items()},
         "stack": stack.state(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(body, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic(path) as file:
+        torch.save(body, file)
 
 
 def _resume(path: Path, stack: Stack, name: str) -> tuple[History, list[int], float]:

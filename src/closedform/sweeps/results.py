@@ -16,11 +16,11 @@ A row is one measurement of one trained model: the columns of its configuration,
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..files import atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +64,9 @@ def by_setting(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def best(runs: pd.DataFrame, by: Sequence[str], settings: Sequence[str], *, lower: bool = True) -> pd.DataFrame:
-    """The setting with the best score (over the seeds) for each combination of the columns `by`."""
-    means = by_setting(runs, [*by, *settings]).sort_values("score", ascending=lower, kind="stable")
+    """The setting with the best score (over the seeds) for each combination of the columns `by`. Where some settings
+    were run with more seeds than others, the choice is among those."""
+    means = by_setting(runs, [*by, *settings]).sort_values(["seeds", "score"], ascending=[False, lower], kind="stable")
     chosen = means.groupby(list(by), dropna=False, observed=True, sort=False).head(1) if by else means.head(1)
     return chosen.sort_values(list(by), kind="stable").reset_index(drop=True) if by else chosen.reset_index(drop=True)
 
@@ -92,15 +93,8 @@ def _missing(value: object) -> bool:
 
 def save(table: pd.DataFrame, folder: Path) -> Path:
     """Write the table so that a reader sees the old one or the new one, never a part."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    os.close(handle)
-    try:
-        table.to_parquet(temporary, index=False, compression="zstd")
-        os.replace(temporary, folder / TABLE)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic(folder / TABLE) as file:
+        table.to_parquet(file, index=False, compression="zstd")
     return folder / TABLE
 
 
