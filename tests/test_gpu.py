@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-
 from closedform.sweeps import elimination
 
 from . import test_stacked as stacked

@@ -302,7 +302,7 @@ def run(
         more = []
         for config in [c for c in configs if c["size"] != "ablated"]:
             own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
-            more.append(refined(config, table[own & (table["batch_size"] == config["batch_size"])], refine))
+            more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
         configs = [*configs, *more]
         table = grid.run(one, configs, parts, progress=done, version=__version__)
     table = with_studies(table)
@@ -339,13 +339,11 @@ def experiment(table: pd.DataFrame) -> Experiment:
         else f"{int(first['limit']):,} molecules"
     )
     longest = int(table["epochs"].max())
-    panels = {"rows": "optimizer", "columns": "batch_size"}
     figures: list[Curves | Sensitivity] = [
         Curves(
             "Learning curves",
             "Test error at the best setting of each method, chosen by the validation error over the last fifth of training.",
             {"study": ["methods"]},
-            **panels,
         ),
         Sensitivity(
             "How much lambda matters",
@@ -380,11 +378,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
             note = "" if epochs == longest else f" {epochs} epochs."
             figures.append(
                 Curves(
-                    title,
-                    f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}",
-                    {"study": [study]},
-                    column,
-                    **panels,
+                    title, f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}", {"study": [study]}, column
                 )
             )
     keys = set(table["method"])
@@ -394,7 +388,8 @@ def experiment(table: pd.DataFrame) -> Experiment:
         text=(
             f"{molecules}, split 80/10/10; an MLP of three layers of 256 with GELU; {longest} epochs; SGD with Nesterov "
             "momentum 0.9 from a last layer of zeros, Adam from a LeCun one. The error is the mean over samples and the "
-            "twelve standardised targets; learning rates refer to the mean over samples of the error summed over the targets.\n\n"
+            "twelve standardised targets; learning rates refer to the mean over samples of the error summed over "
+            "the targets.\n\n"
             "The first three methods are the paper's, at a constant rate and on its grids; the others use a rate that "
             "falls along a cosine."
         ),

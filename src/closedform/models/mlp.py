@@ -18,7 +18,7 @@ def mlp(sizes: Sequence[int], *, generator: torch.Generator | None = None) -> nn
         raise ValueError(f"an mlp needs an input and at least one layer, each of width 1 or more, got {list(sizes)}")
     layers: list[nn.Module] = []
     for inputs, outputs in zip(sizes, sizes[1:]):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+        layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # not drawn twice
         nn.init.normal_(layer.weight, std=inputs**-0.5, generator=generator)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.GELU()]

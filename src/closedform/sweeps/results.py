@@ -16,9 +16,9 @@ A row is one measurement of one trained model: the columns of its configuration,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..files import atomic
 
@@ -71,20 +71,20 @@ def best(runs: pd.DataFrame, by: Sequence[str], settings: Sequence[str], *, lowe
     return chosen.sort_values(list(by), kind="stable").reset_index(drop=True) if by else chosen.reset_index(drop=True)
 
 
-def rows_of(table: pd.DataFrame, row: pd.Series, columns: Sequence[str]) -> pd.DataFrame:
+def rows_of(table: pd.DataFrame, row: Mapping[str, Any], columns: Sequence[str]) -> pd.DataFrame:
     """The rows of the table that agree with `row` in `columns`, missing values with missing values."""
     keep = None
     for name in columns:
         same = table[name].isna() if _missing(row[name]) else table[name] == row[name]
         keep = same if keep is None else keep & same
-    return table if keep is None else table[keep]
+    return table if keep is None else table.loc[keep]
 
 
 def curve(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """`step`, mean and half width of the interval over the seeds, at the steps that every seed has."""
     groups = rows.groupby("step")[metric]
     table = groups.agg(mean="mean", half_width=half_width, seeds="size").reset_index()
-    return table[table["seeds"] == table["seeds"].max()].reset_index(drop=True)
+    return table.loc[table["seeds"] == table["seeds"].max()].reset_index(drop=True)
 
 
 def _missing(value: object) -> bool:

@@ -93,8 +93,9 @@ class Stack:
         self.device = torch.device(device)
         self.optimizer = updates.OPTIMIZERS[optimizer]()
         self._templates = [copy.deepcopy(backbone).cpu() for backbone in backbones]
-        layers = [module for module in backbones[0] if not isinstance(module, nn.GELU)]
-        if not all(isinstance(layer, nn.Linear) for layer in layers) or len(layers) * 2 != len(backbones[0]):
+        layers = [module for module in backbones[0] if isinstance(module, nn.Linear)]
+        pairs = [isinstance(module, (nn.Linear, nn.GELU)[k % 2]) for k, module in enumerate(backbones[0])]
+        if not layers or not all(pairs) or len(pairs) % 2:
             raise ValueError(f"a stack takes linear layers, each followed by GELU, got {backbones[0]}")
         self.width = layers[-1].out_features
         self.features = self.width + int(bias)
@@ -319,7 +320,7 @@ class Stack:
                 trained = stacked.unflatten(0, self.head.shape[:2])[seed, place]
                 own.copy_(trained if own.shape == trained.shape else trained[:, : self.inputs])
             W = self.head[seed, place].cpu()
-            layer = nn.utils.skip_init(nn.Linear, self.width, self.outputs, bias=self.bias, dtype=W.dtype)
+            layer = nn.Linear(self.width, self.outputs, bias=self.bias, dtype=W.dtype)
             layer.weight.copy_(W[:, : self.width])
             if self.bias:
                 layer.bias.copy_(W[:, self.width])
