@@ -1,0 +1,1 @@
+"""Many runs: configurations, their results on disk, and where they run."""
