@@ -92,8 +92,11 @@ def test_the_command_line_names_a_missing_extra(tmp_path):
 def test_importing_needs_torch_and_numpy_only():
     code = (
         "import sys\n"
-        "for name in ('typer', 'rich', 'matplotlib', 'pandas', 'scipy', 'sklearn', 'triton'): sys.modules[name] = None\n"
-        "import closedform, closedform.reference, closedform.models.resnet"
+        "extras = 'typer rich matplotlib pandas pyarrow joblib dask distributed qm9pack scipy sklearn triton'\n"
+        "for name in extras.split(): sys.modules[name] = None\n"
+        "import closedform, closedform.reference, closedform.models.resnet\n"
+        "import closedform.data.qm9, closedform.sweeps.grid\n"
+        "closedform.data.qm9.load(source='synthetic', limit=20)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

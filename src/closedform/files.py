@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+TEMPORARY = ".closedform-tmp"
 STALE = 3600.0
 
 
@@ -21,7 +22,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     in between leaves a temporary file, which `remove_stale` takes away.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with open(temporary, "xb") as file:
             yield file
@@ -45,7 +46,7 @@ def remove_stale(folder: Path) -> None:
     They are known by an age of an hour: a process number says nothing on a folder that several machines share, and a
     living writer has its file for less than a second.
     """
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(f".*{TEMPORARY}"):
         with suppress(FileNotFoundError):  # another process may be cleaning up too
             if time.time() - path.stat().st_mtime > STALE:
                 path.unlink()

@@ -20,11 +20,12 @@ import json
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from ..extras import require
 from ..files import atomic, remove_stale
@@ -37,8 +38,16 @@ Value = Union[str, int, float, bool, None]
 Config = Mapping[str, Value]
 Function = Callable[[dict[str, Value]], "pd.DataFrame | list[dict]"]
 Progress = Callable[[int, int, dict[str, Value]], object]
+Ended = Generator[tuple[str, Union[str, None]], None, None]
 
 _CONFIG = b"closedform.config"
+
+
+class Attempt(NamedTuple):
+    """What a run gave: the bytes of a parquet file, or a traceback. Neither needs the function's module to be read."""
+
+    content: bytes | None = None
+    error: str | None = None
 
 
 class SweepError(RuntimeError):
@@ -103,24 +112,25 @@ def run(
     wanted = {digest(config, version): dict(config) for config in configs}
     folder.mkdir(parents=True, exist_ok=True)
     remove_stale(folder)
-    open_ = {key: config for key, config in wanted.items() if _read(folder, key, config, version) is None}
-    if not open_:
+    todo = {key: config for key, config in wanted.items() if _read(folder, key, config, version) is None}
+    if not todo:
         return finished(wanted.values(), folder, version=version)
-    done = len(wanted) - len(open_)
-    failures: list[tuple[dict[str, Value], str]] = []
-    ended = _on_dask(function, open_, folder, version, dask) if dask else _here(function, open_, folder, version, jobs)
+    done = len(wanted) - len(todo)
+    errors: dict[str, str] = {}
+    ended = _on_dask(function, todo, folder, version, dask) if dask else _here(function, todo, folder, version, jobs)
     with closing(ended):  # so that an exception, Ctrl-C first of all, also ends the workers
         for key, error in ended:
             done += 1
             if error is None:
                 _error_file(folder, key).unlink(missing_ok=True)
             else:
-                failures.append((open_[key], error))
+                errors[key] = error
                 with atomic(_error_file(folder, key)) as file:
-                    file.write(f"{json.dumps(open_[key])}\n\n{error}".encode())
+                    file.write(f"{json.dumps(todo[key])}\n\n{error}".encode())
             if progress is not None:
-                progress(done, len(wanted), open_[key])
-    if failures:
+                progress(done, len(wanted), todo[key])
+    if errors:
+        failures = [(config, errors[key]) for key, config in todo.items() if key in errors]
         config, error = failures[0]
         raise SweepError(
             f"{len(failures)} of {len(wanted)} configurations failed, the first {config}: {error.strip().splitlines()[-1]} "
@@ -172,19 +182,19 @@ def _read(folder: Path, key: str, config: Config, version: str) -> pa.Table | No
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(_result_file(folder, key), page_checksum_verification=True, partitioning=None)
+        with pq.ParquetFile(_result_file(folder, key), page_checksum_verification=True) as file:
+            table = file.read()
     except (OSError, pa.ArrowException):  # not there, truncated, or a checksum is wrong: run again
         return None
     meant = (table.schema.metadata or {}).get(_CONFIG) == _canonical(config, version).encode()
     return table if meant else None
 
 
-def _attempt(function: Function, config: dict[str, Value], version: str) -> tuple[bytes | None, str | None]:
-    """The rows as the bytes of a parquet file, or the traceback: neither needs anything of `function` to be unpickled."""
+def _attempt(function: Function, config: dict[str, Value], version: str) -> Attempt:
     try:
-        return _encode(function(dict(config)), config, version), None
+        return Attempt(content=_encode(function(dict(config)), config, version))
     except Exception:
-        return None, traceback.format_exc()
+        return Attempt(error=traceback.format_exc())
 
 
 def _encode(rows: pd.DataFrame | list[dict], config: dict[str, Value], version: str) -> bytes:
@@ -205,7 +215,9 @@ def _encode(rows: pd.DataFrame | list[dict], config: dict[str, Value], version: 
     return sink.getvalue().to_pybytes()
 
 
-def _attempt_and_write(function: Function, config: dict[str, Value], version: str, folder: Path, key: str):
+def _attempt_and_write(
+    function: Function, config: dict[str, Value], version: str, folder: Path, key: str
+) -> tuple[str, str | None]:
     """What a process on this machine does: it writes its own result, which is then safe even if the parent dies."""
     content, error = _attempt(function, config, version)
     if content is not None:
@@ -218,9 +230,7 @@ def _write(folder: Path, key: str, content: bytes) -> None:
         file.write(content)
 
 
-def _here(
-    function: Function, configs: dict[str, dict[str, Value]], folder: Path, version: str, jobs: int
-) -> Iterator[tuple[str, str | None]]:
+def _here(function: Function, configs: dict[str, dict[str, Value]], folder: Path, version: str, jobs: int) -> Ended:
     """Hashes and errors as configurations end, run in this process or in `jobs` others."""
     if jobs == 1:
         for key, config in configs.items():
@@ -229,26 +239,31 @@ def _here(
     require("a sweep with several jobs", "experiments", "joblib")
     import joblib
 
+    Parallel: Any = joblib.Parallel  # whose types know neither a number as batch size nor a generator as result
     with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
         # one task a batch: a batch reports its tasks only when the last has ended
-        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        parallel = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
         tasks = (
             joblib.delayed(_attempt_and_write)(function, config, version, folder, key)
             for key, config in configs.items()
         )
         results = parallel(tasks)
-    with closing(results):
-        try:
-            yield from results
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a worker process was killed, perhaps for want of memory; what is finished is saved, run again to go on"
-            ) from error
+    try:
+        for result in results:  # noqa: UP028 - `yield from` would close it before the finally below
+            yield result
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a worker process was killed, perhaps for want of memory; what is finished is saved, run again to go on"
+        ) from error
+    finally:
+        with warnings.catch_warnings():  # joblib's advice, when we stop early, to compute less
+            warnings.filterwarnings("ignore", message=".*tasks", category=UserWarning)
+            results.close()
 
 
 def _on_dask(
     function: Function, configs: dict[str, dict[str, Value]], folder: Path, version: str, address: str
-) -> Iterator[tuple[str, str | None]]:
+) -> Ended:
     """Hashes and errors as configurations end on a Dask cluster."""
     require("a sweep on Dask", "dask", "distributed")
     from distributed import Client, as_completed
@@ -261,16 +276,18 @@ def _on_dask(
         }
         try:
             for future, result in as_completed(futures, loop=client.loop, with_results=True, raise_errors=False):
-                key = futures[future]
-                if future.status == "finished":
-                    content, error = result
-                elif future.status == "error":  # not of the function, whose errors are results: it took workers down
-                    content, error = None, f"{type(result[1]).__name__}: {result[1]}"
-                else:
-                    raise RuntimeError(f"the Dask cluster at {address} gave up on a task ({future.status}); run again")
-                if content is not None:
-                    _write(folder, key, content)
+                # told by the result, for the future's status changes again when the worker that has the result dies
+                if isinstance(result, tuple) and not isinstance(result, Attempt):
+                    kind, exception, _ = result  # Dask's own: the task killed its workers, or they cannot import it
+                    result = Attempt(error=f"{kind.__name__}: {exception}")
+                if not isinstance(result, Attempt):
+                    raise RuntimeError(
+                        f"the Dask scheduler at {address} is gone ({result!r}); "
+                        "what is finished is saved, run again to go on"
+                    )
+                if result.content is not None:
+                    _write(folder, futures[future], result.content)
                 future.release()
-                yield key, error
+                yield futures[future], result.error
         finally:
             client.cancel(list(futures))
