@@ -222,7 +222,7 @@ def test_where_more_is_better_infinity_is_still_the_worst(tmp_path):
     table, experiment = read(tmp_path, table, lower=False)
     (facet,) = summary.best_settings(table, experiment)
     assert (facet.best.final, facet.best.settings[0]) == (0.8, "0.01")
-    assert summary.sentence(facet and [facet], experiment).startswith("Highest test MSE: l2.")
+    assert summary.sentence([facet], experiment).startswith("Highest test MSE: l2.")
 
 
 def test_values_that_are_not_positive_have_no_logarithmic_axis(tmp_path):
@@ -242,6 +242,7 @@ def test_sensitivity_shows_the_best_of_the_other_settings(tmp_path):
     assert line.y == (0.5, 0.3, 1e5)
     assert line.settings[0] == "proximal, lr 0.1"
     assert figure.log[1] < 2
+    assert "sgd. test MSE at its best: batch size 32 0.3 at λ 0.1." in page.render(tmp_path)
 
 
 def test_facets_and_methods_may_be_missing(tmp_path):
@@ -254,18 +255,26 @@ def test_facets_and_methods_may_be_missing(tmp_path):
     ]  # fmt: skip
     assert [style.label for style in figure.styles] == ["l2", "Kalman", "unheard-of"]
     facets = summary.best_settings(table, experiment)
-    assert [entry.ratio for entry in facets[0].entries] == [None, None]
+    assert [entry.shown_ratio for entry in facets[0].entries] == [MISSING, MISSING]
     assert [entry.ratio for entry in facets[1].entries] == pytest.approx([1, 11])
     assert page.render(tmp_path).count("no runs") == 2
     assert all(path.is_file() for path in static(tmp_path, tmp_path))
 
 
 def test_a_method_keeps_its_colour_where_others_are_missing(tmp_path):
-    (all_of_them,) = panels.figures(*read(tmp_path / "a", small([0.1] * 3, method=["l2", "ridge", "kalman"])))[0].panels
-    assert len(all_of_them.lines) == 3
-    first = panels.figures(*read(tmp_path / "a", small([0.1] * 3, method=["l2", "ridge", "kalman"])))[0].styles[-1]
-    second = panels.figures(*read(tmp_path / "b", small([0.1], method="kalman")))[0].styles[-1]
-    assert first == second
+    methods = ["l2", "ridge", "kalman"]
+    among_others = panels.figures(*read(tmp_path / "a", small([0.1] * 3, method=methods)))[0].styles
+    alone = panels.figures(*read(tmp_path / "b", small([0.1], method="kalman")))[0].styles
+    assert among_others[-1] == alone[0]
+    assert len({(style.light, style.dash) for style in among_others}) == 3
+
+
+@pytest.mark.parametrize(("apart", "said"), [(0.10, "overlaps another."), (0.15, "overlaps no other.")])
+def test_intervals_that_overlap_are_told(apart, said, tmp_path):
+    """The half width of two values 0.01 apart is 12.706 * 0.005 = 0.0635, so intervals reach 0.127 together."""
+    values = [0.39, 0.40, 0.39 + apart, 0.40 + apart]
+    table, experiment = read(tmp_path, small(values, method=["l2", "l2", "kalman", "kalman"], seeds=[0, 1, 0, 1]))
+    assert summary.sentence(summary.best_settings(table, experiment), experiment).endswith(said)
 
 
 def test_when_everything_diverged(tmp_path):
@@ -273,6 +282,7 @@ def test_when_everything_diverged(tmp_path):
     written = write(save(tmp_path, table)).read_text()
     assert "Every model diverged." in written
     assert 'class="best"' not in written
+    assert "not in the paper" not in written
     assert all(path.is_file() for path in static(tmp_path, tmp_path))
 
 
@@ -353,8 +363,9 @@ def test_the_page(folder):
     assert f"<dt>models</dt><dd>{len(sweep(SIZES[:1], ('sgd',))) // 56 * 8:,}</dd>" in written
     for figure in EXPERIMENT.figures:
         assert f"<figcaption>{figure.caption}</figcaption>" in written
-    assert written.count('role="img"') == written.count("at the last step: ") + written.count("at its least: ") == 12
+    assert written.count('role="img"') == written.count("at the last step: ") + written.count("at its best: ") == 12
     assert written.count('class="best"') == 8
+    assert written.count("not in the paper") == 2
     row = re.search(r'<tr class="best">(.*?)</tr>', written, re.S)[1]
     assert re.findall(r"<td[^>]*>(.*?)</td>", row)[2:] == ["0.001", MISSING, "0.1", MISSING, "3"]
     assert not re.search(r"""(src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", written)
@@ -530,6 +541,15 @@ def test_pointing_shows_all_methods_values_and_settings(visit, folder):
     assert tip.is_hidden()
 
 
+def test_pointing_names_the_value_that_was_tried(visit, tmp_path):
+    table = small([0.5, 0.4, 0.3], method="proximal", lam=[0.0, 0.0123456789, 0.3])
+    seen = visit(write(save(tmp_path, table)))
+    seen.page.locator('.plot[data-figure="1"]').focus()
+    for label in ("λ 0\n", "λ 0.01235\n", "λ 0.3\n"):
+        seen.page.keyboard.press("ArrowRight")
+        assert label in seen.page.locator("#tip").inner_text()
+
+
 def test_a_diverged_method_says_so_under_the_pointer(visit):
     seen = visit()
     plot = seen.page.locator(".plot").first
@@ -591,7 +611,8 @@ def test_a_browser_survives_the_odd_ones(visit, tmp_path):
     long = hostile()
     seen = visit(write(save(tmp_path / "hostile", small([0.1], optimizer=HOSTILE), long)), width=390)
     assert seen.page.locator("h1").inner_text() == HOSTILE
-    assert seen.count(".plot .dot") == 1
+    dot, plot = (seen.page.locator(selector).bounding_box() for selector in (".plot .dot", ".plot"))
+    assert plot["x"] + 100 < dot["x"] < plot["x"] + plot["width"] - 100
     assert seen.overflow() <= 390
     gone = visit(
         write(save(tmp_path / "gone", small([math.inf, math.nan], method=["l2", "proximal"], lam=[np.nan, 0.1])))

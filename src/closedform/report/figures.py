@@ -105,7 +105,7 @@ def _panel(axes: Any, figure: panels.Figure, panel: panels.Panel, styles: dict[s
     sensitivity = figure.kind == "sensitivity"
     if log:
         axes.set_yscale("log")
-    axes.set_ylim(*((figure.log if log else figure.linear) or figure.linear))
+    axes.set_ylim(*(figure.log if log and figure.log else figure.linear))
     axes.set_title(panel.title)
     for line in panel.lines:
         style = styles[line.key]

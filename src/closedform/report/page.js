@@ -25,7 +25,7 @@
 
   function precise(value, digits = 4) {
     if (value === 0 || (Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6)) {
-      return Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits, useGrouping: false });
+      return String(Number(value.toPrecision(digits)));
     }
     return value.toExponential(digits - 2);
   }
@@ -99,8 +99,9 @@
       const sensitivity = this.figure.kind === "sensitivity";
       const places = sensitivity ? this.figure.ticks.map(([place]) => place) : this.marks;
       const logX = sensitivity || (log.x && places.at(-1) > 0), logY = log.y && this.figure.log !== null;
-      let shown = logX ? places.filter(x => x > 0) : places, low = shown[0], high = shown.at(-1);
-      if (!sensitivity && !logX) low = Math.min(low, 0);
+      const shown = logX ? places.filter(x => x > 0) : places;
+      let low = shown[0], high = shown.at(-1);
+      if (!sensitivity && !logX && shown.length > 1) low = Math.min(low, 0);
       if (low === high) [low, high] = logX ? [low / 2, high * 2] : [low - 1, high + 1];
       const pad = sensitivity ? (high / low) ** 0.04 : 1, rangeX = [low / pad, high * pad];
       const rangeY = logY ? this.figure.log : this.figure.linear;
@@ -209,7 +210,8 @@
       if (!this.map) return;
       const box = this.host.getBoundingClientRect(), x = (event.clientX - box.left) * this.width / box.width;
       const shown = this.marks.filter(mark => !this.map.logX || mark > 0);
-      if (shown.length) this.hover(shown.reduce((a, b) => Math.abs(this.map.x(b) - x) < Math.abs(this.map.x(a) - x) ? b : a));
+      const away = mark => Math.abs(this.map.x(mark) - x);
+      if (shown.length) this.hover(shown.reduce((a, b) => away(b) < away(a) ? b : a));
     }
 
     press(event) {
@@ -226,7 +228,9 @@
       this.over?.replaceChildren();
       tip.hidden = mark === null || !this.visible.length;
       if (tip.hidden) return;
-      const x = this.map.x(mark), found = this.visible.map(line => [line, this.nearest(line, mark)]);
+      const x = this.map.x(mark), exact = this.figure.kind === "sensitivity";
+      const found = this.visible.filter(line => !exact || line.x.includes(mark))
+        .map(line => [line, this.nearest(line, mark)]);
       svg(this.over, "line", { class: "guide", x1: x, x2: x, y1: TOP, y2: this.map.bottom });
       for (const [line, at] of found) {
         const y = line.y[at] === null ? -1 : this.map.y(line.y[at]);
@@ -252,7 +256,7 @@
         const swatch = svg(html(row, "td"), "svg", { width: 22, height: 6 });
         svg(swatch, "line", { x1: 0, x2: 22, y1: 3, y2: 3 });
         html(row, "td", data.styles[line.style].label);
-        const elsewhere = line.x[at] === mark || this.figure.kind === "sensitivity" ? "" : ` (at ${grouped(line.x[at])})`;
+        const elsewhere = line.x[at] === mark ? "" : ` (at ${grouped(line.x[at])})`;
         html(row, "td", (line.y[at] === null ? "diverged" : interval(line.y[at], line.half[at])) + elsewhere);
         html(row, "td", line.settings[line.settings.length > 1 ? at : 0]);
       }
@@ -297,6 +301,8 @@
   }
 
   redraw();
-  const sizes = new ResizeObserver(() => { if (plots.some(plot => plot.width !== Math.round(plot.host.clientWidth))) redraw(); });
+  const sizes = new ResizeObserver(() => {
+    if (plots.some(plot => plot.width !== Math.round(plot.host.clientWidth))) redraw();
+  });
   for (const plot of plots) sizes.observe(plot.host);
 })();

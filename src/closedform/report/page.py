@@ -59,8 +59,7 @@ def render(folder: Path) -> str:
         methods=[style for style in styles if style.key.startswith("method=")],
         notes=_notes(figures),
         described=_described,
-        number=text.number,
-        missing=text.MISSING,
+        new_in_table=any(entry.method.ours for facet in facets for entry in facet.entries),
         style=(here / "page.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -115,23 +114,20 @@ def _notes(figures: Sequence[panels.Figure]) -> dict[str, str]:
 def _described(figure: panels.Figure, panel: panels.Panel) -> str:
     """A panel in words, for those who cannot see it."""
     labels = {style.key: style.label for style in figure.styles}
-    ends = []
-    for line in panel.lines:
-        best = min(
-            (at for at, y in enumerate(line.y) if y is not None), key=lambda at, y=line.y: y[at] or 0.0, default=None
-        )
-        if figure.kind == "curves":
-            last = line.y[-1]
-            ends.append(
-                f"{labels[line.key]} {'diverged' if last is None else text.interval(last, line.half_width[-1])}"
-            )
-        elif best is None:
-            ends.append(f"{labels[line.key]} diverged everywhere")
-        else:
-            at = dict(figure.ticks).get(line.x[best], "")
-            ends.append(f"{labels[line.key]} {text.number(line.y[best] or 0.0)} at {figure.x_label} {at}")
-    what = "at the last step" if figure.kind == "curves" else "at its least"
-    return f"{panel.title}. {figure.y_label} {what}: {'; '.join(ends)}."
+    what = "at the last step" if figure.kind == "curves" else "at its best"
+    ends = "; ".join(f"{labels[line.key]} {_end(figure, line)}" for line in panel.lines)
+    return f"{panel.title}. {figure.y_label} {what}: {ends}."
+
+
+def _end(figure: panels.Figure, line: panels.Line) -> str:
+    if figure.kind == "curves":
+        last = line.y[-1]
+        return "diverged" if last is None else text.interval(last, line.half_width[-1])
+    found = [(y, x) for x, y in zip(line.x, line.y) if y is not None]
+    if not found:
+        return "diverged everywhere"
+    y, x = min(found) if figure.lower else max(found)
+    return f"{text.number(y)} at {figure.x_label} {dict(figure.ticks)[x]}"
 
 
 def _data(figures: Sequence[panels.Figure], styles: Sequence[panels.Style], experiment: Experiment) -> dict:
@@ -146,7 +142,7 @@ def _data(figures: Sequence[panels.Figure], styles: Sequence[panels.Style], expe
                 "y": figure.y_label,
                 "linear": figure.linear,
                 "log": figure.log,
-                "ticks": figure.ticks,
+                "ticks": [*zip(_short([place for place, _ in figure.ticks]), (label for _, label in figure.ticks))],
                 "panels": [
                     {
                         "lines": [

@@ -67,6 +67,7 @@ class Figure:
     styles: tuple[Style, ...]
     linear: tuple[float, float]  # the range of the y axis
     log: tuple[float, float] | None  # and of a logarithmic one; None where values are not positive
+    lower: bool  # whether less is better
     ticks: tuple[tuple[float, str], ...] = ()  # of the x axis, where it has its own
 
     def off_scale(self, line: Line) -> bool:
@@ -179,7 +180,7 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
     panels, rows, columns, styles = _arrange(found, experiment, figure, figure.rows)
     linear, log = _curve_ranges(panels, styles, experiment.lower)
     return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), experiment.label,
-                  rows, columns, panels, styles, linear, log)  # fmt: skip
+                  rows, columns, panels, styles, linear, log, experiment.lower)  # fmt: skip
 
 
 def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Sensitivity) -> Figure:
@@ -208,7 +209,7 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
     panels, count, columns, styles = _arrange(found, experiment, figure, None)
     linear, log = _sensitivity_ranges(panels, experiment.lower)
     return Figure("sensitivity", figure.title, figure.caption, text.name(experiment, figure.x), experiment.label,
-                  count, columns, panels, styles, linear, log,
+                  count, columns, panels, styles, linear, log, experiment.lower,
                   tuple((place, text.value(x)) for x, place in ticks.items()))  # fmt: skip
 
 

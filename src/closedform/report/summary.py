@@ -33,6 +33,12 @@ class Entry:
             return text.interval(self.final, self.half_width)
         return "diverged" + (f" ({self.diverged} of {self.seeds} seeds)" if self.diverged < self.seeds else "")
 
+    @property
+    def shown_ratio(self) -> str:
+        if self.ratio is None:
+            return text.MISSING
+        return f"{self.ratio:.2f}" if abs(self.ratio) < 1000 else text.number(self.ratio)
+
 
 @dataclass(frozen=True)
 class Facet:
