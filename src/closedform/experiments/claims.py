@@ -50,7 +50,8 @@ class Table:
         for column, value in where.items():
             runs = runs.loc[runs[column] == value]
         chosen = results.best(runs, by, [c for c in experiment.SETTINGS if c not in by])
-        return {tuple(row[c] for c in by) if len(by) > 1 else row[by[0]]: row["final"] for _, row in chosen.iterrows()}
+        keys = chosen[by[0]] if len(by) == 1 else zip(*(chosen[column] for column in by))
+        return dict(zip(keys, chosen["final"]))
 
     def methods(self, optimizer: str) -> dict[int, dict[str, float]]:
         """Errors by batch size and method."""
