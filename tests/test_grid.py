@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 from closedform.sweeps import grid
@@ -45,6 +47,10 @@ def square(config):
 def slow_square(config):
     time.sleep(0.15)
     return square(config)
+
+
+def negative(config):
+    return [{"value": -config["k"]}]
 
 
 def killed_once(config):
@@ -160,15 +166,17 @@ def test_tables_of_different_shapes_are_joined(tmp_path):
     made = {
         "auto": pd.DataFrame({"loss": [0.5, 0.25]}, index=[7, 7]),
         1.0: [{"loss": 0.125, "extra": 3}],
+        "none": [{"loss": 1.0, "extra": None}],
         None: [],
     }
     wanted = [{"lam": lam, "only": 1} if lam == 1.0 else {"lam": lam} for lam in made]
     for _ in range(2):
         table = grid.run(lambda config: made[config["lam"]], wanted, tmp_path)
         assert list(table) == ["lam", "only", "loss", "extra"]
-        assert table["lam"].tolist() == ["auto", "auto", 1.0]
-        assert table["loss"].tolist() == [0.5, 0.25, 0.125]
-        assert table["extra"].isna().tolist() == [True, True, False]
+        assert table["lam"].tolist() == ["auto", "auto", 1.0, "none"]
+        assert table["loss"].tolist() == [0.5, 0.25, 0.125, 1.0]
+        assert table["extra"].isna().tolist() == [True, True, False, True]
+        assert table["extra"].dtype == "float64"
 
 
 def test_nothing_to_do_is_an_empty_table(tmp_path):
@@ -190,8 +198,9 @@ def test_a_damaged_result_is_run_again(tmp_path, damage):
     grid.run(square, wanted, tmp_path)
     path, other = (tmp_path / f"{grid.digest(config)}.parquet" for config in wanted[:2])
     whole = path.read_bytes()
-    if damage == "flipped":  # a byte of the first column's values, which nothing but a checksum protects
-        path.write_bytes(whole[:40] + bytes([whole[40] ^ 255]) + whole[41:])
+    if damage == "flipped":  # a digit of a result, which nothing but a checksum protects
+        at = whole.index(np.float64(0.5).tobytes())
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
     else:
         path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "another's": other.read_bytes()}[damage])
     assert set(grid.finished(wanted, tmp_path)["k"]) == {1, 2}
@@ -303,7 +312,7 @@ def test_an_interrupt_between_two_results_of_several_jobs(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         grid.run(slow_square, wanted, tmp_path, jobs=2, progress=interrupt)
     before = results(tmp_path)
-    assert 2 <= len(before) < 10
+    assert 2 <= len(before) < 30
     time.sleep(0.5)
     assert results(tmp_path) == before  # nobody goes on in the background
 
@@ -315,21 +324,20 @@ def test_jobs_have_one_thread_each(tmp_path, monkeypatch):
     assert table["threads"].tolist() == [1] * 4
 
 
-def start(folder, jobs, n=12):
-    """A sweep in a process group of its own, with a few results already."""
+def start(folder, n=40):
+    """A sweep of two jobs in a process group of its own, with a few results already."""
     code = (
         "import sys; from tests import test_grid as t; from closedform.sweeps import grid\n"
-        "if __name__ == '__main__': grid.run(t.slow_square, t.configs(sys.argv[1], int(sys.argv[3])), sys.argv[1], "
-        "jobs=int(sys.argv[2]))"
+        "grid.run(t.slow_square, t.configs(sys.argv[1], int(sys.argv[2])), sys.argv[1], jobs=2)"
     )
-    command = [sys.executable, "-c", code, str(folder), str(jobs), str(n)]
+    command = [sys.executable, "-c", code, str(folder), str(n)]
     root = Path(__file__).parents[1]
     process = subprocess.Popen(command, cwd=root, start_new_session=True, stderr=subprocess.PIPE, text=True)
     until(lambda: len(results(folder)) >= 3)
     return process
 
 
-def until(true, seconds=30):
+def until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited too long"
@@ -337,14 +345,15 @@ def until(true, seconds=30):
 
 
 def group_is_gone(pid):
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    """No process of the group lives; in a container the dead may stay as zombies, which only psutil tells apart."""
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
-def goes_on(folder, n=12):
+def goes_on(folder, n=40):
     """A second run finishes the first one's work, and repeats nothing that was finished."""
     wanted = configs(folder, n)
     before = {config["k"] for config in wanted if grid.digest(config) in results(folder)}
@@ -356,9 +365,8 @@ def goes_on(folder, n=12):
     assert all(first[k] == 1 for k in before)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_everything_killed_at_once(tmp_path, jobs):
-    process = start(tmp_path, jobs)
+def test_everything_killed_at_once(tmp_path):
+    process = start(tmp_path)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     until(lambda: group_is_gone(process.pid))
@@ -367,21 +375,21 @@ def test_everything_killed_at_once(tmp_path, jobs):
 
 def test_the_parent_killed(tmp_path):
     """Its workers may still finish what they have; that counts too."""
-    process = start(tmp_path, jobs=2)
+    process = start(tmp_path)
     process.kill()
     process.wait()
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    until(lambda: group_is_gone(process.pid))
     goes_on(tmp_path)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c(tmp_path, jobs):
+def test_ctrl_c(tmp_path):
     """It ends the workers as well, and what is finished stays."""
-    process = start(tmp_path, jobs)
+    process = start(tmp_path)
     os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said.strip().endswith("KeyboardInterrupt")
     until(lambda: group_is_gone(process.pid))
@@ -431,8 +439,17 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path, cluster):
     assert runs(tmp_path) == before
     with pytest.raises(KeyboardInterrupt):
         grid.run(slow_square, configs(tmp_path, 30), tmp_path / "stopped", dask=address, progress=interrupt)
-    assert 2 <= len(results(tmp_path / "stopped")) < 10
-    # a failure there is a failure here, and another function under the same configurations is another task
+    assert 2 <= len(results(tmp_path / "stopped")) < 30
+    # another function with the same configurations, while they are known to the scheduler, is another task
+    inner = []
+
+    def nested(done, total, config):
+        if done == 1:
+            inner.append(grid.run(negative, wanted, tmp_path / "inner", dask=address))
+
+    check(grid.run(slow_square, wanted, tmp_path / "outer", dask=address, progress=nested), 10)
+    assert inner[0]["value"].tolist() == [-k for k in range(10)]
+    # a failure there is a failure here
     with pytest.raises(grid.SweepError, match="2 of 10 configurations failed.*no root of"):
         grid.run(fails_at_first, wanted, tmp_path / "other", dask=address)
     check(grid.run(fails_at_first, wanted, tmp_path / "other", dask=address), 10)
@@ -453,4 +470,4 @@ def test_dask_that_loses_its_workers_and_then_itself(tmp_path, cluster):
     gone, many = tmp_path / "gone", configs(tmp_path, 30)
     with pytest.raises(RuntimeError, match="scheduler at .* is gone .* run again to go on"):
         grid.run(slow_square, many, gone, dask=one.scheduler_address, progress=lambda *_: one.close())
-    assert 1 <= len(results(gone)) < 10
+    assert 1 <= len(results(gone)) < 30

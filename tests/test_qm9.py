@@ -295,7 +295,7 @@ def test_bad_limits_and_sources_are_named():
     with pytest.raises(ValueError, match="limit is 9; expected 10 to"):
         qm9.load(limit=9, source="synthetic")
     with pytest.raises(ValueError, match="source is 'qm8'"):
-        qm9.load(source="qm8")  # type: ignore[arg-type]
+        qm9.load(source="qm8")
 
 
 # where molecules come from
