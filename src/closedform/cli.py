@@ -18,6 +18,10 @@ def main() -> None:
 
     try:
         application()()
-    except (ValueError, ImportError) as wrong:  # what was given is named in the message; a traceback would hide it
+    except (
+        ValueError,
+        ImportError,
+        FileNotFoundError,
+    ) as wrong:  # what was given is named in the message; a traceback would hide it
         print(f"closedform: {wrong}", file=sys.stderr)
         sys.exit(2)

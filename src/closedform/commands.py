@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .sweeps.grid import SweepError
+
 
 def application() -> typer.Typer:
     app = typer.Typer(
@@ -160,6 +162,9 @@ def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path)
             f"Stopped with {len(finished)} of {len(configs)} stacks finished. The same command goes on from here."
         )
         sys.exit(130)
+    except SweepError as failed:
+        print(f"closedform: {failed}", file=sys.stderr)
+        sys.exit(1)
     _best(console, out)
     seconds = time.perf_counter() - start
     console.print(

@@ -107,7 +107,7 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "syn
     the matrices are zero in all but a few dozen molecules, which would stand at up to 260 deviations without the floor and
     stand below 60 with it. Of the 253 features that at least a tenth of the molecules have, the floor touches ten.
 
-    The features are computed anew each time: that takes about a second, no longer than reading them from a file.
+    The features are computed anew each time: that takes about a second, hardly longer than reading them from a file.
     """
     if source == "synthetic":
         found = synthetic(SYNTHETIC if limit is None else limit)

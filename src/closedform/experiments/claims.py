@@ -199,11 +199,22 @@ CHECKS: dict[str, tuple[Callable[[Table], list[Check]], ...]] = {
 def check(name: str, folder: Path) -> list[Check]:
     if name not in CHECKS:
         raise ValueError(f"there are no claims about {name!r}; expected one of {', '.join(CHECKS)}")
-    table = Table(results.load(folder))
-    try:
-        return [result for checks in CHECKS[name] for result in checks(table)]
-    except KeyError as absent:
-        raise ValueError(f"{folder} does not hold the whole experiment: nothing for {absent}") from absent
+    table = results.load(folder)
+    columns = ["study", "optimizer", "batch_size", "method"]
+    there = set(table[columns].itertuples(index=False, name=None))
+    needed = [
+        ("methods", o, b, m.key)
+        for o in experiment.OPTIMIZERS
+        for b in experiment.BATCH_SIZES
+        for m in experiment.METHODS
+    ]
+    needed += [("initialisation", o, b, "proximal") for o in experiment.OPTIMIZERS for b in experiment.BATCH_SIZES]
+    needed += [("algorithms", "sgd", b, "proximal") for b in experiment.BATCH_SIZES]
+    absent = [row for row in needed if row not in there]
+    if absent:
+        first = ", ".join(f"{column} {value}" for column, value in zip(columns, absent[0]))
+        raise ValueError(f"{folder} does not hold the whole experiment: nothing for {first}")
+    return [result for checks in CHECKS[name] for result in checks(Table(table))]
 
 
 def show(name: str, folder: Path, console: Any) -> None:

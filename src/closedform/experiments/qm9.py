@@ -15,7 +15,7 @@ All models of one optimizer and batch size are trained as one stack (`closedform
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -143,8 +143,8 @@ def models(optimizer: str, size: str) -> list[Model]:
 
 
 def jobs(
-    optimizers: Iterable[str],
-    batch_sizes: Iterable[int],
+    optimizers: Sequence[str],
+    batch_sizes: Sequence[int],
     *,
     size: str = "full",
     epochs: int = EPOCHS,
@@ -156,6 +156,9 @@ def jobs(
     SGD, in a fifth of the epochs.
 
     `only` lists the models of a stack by their numbers in `models`, where it does not have all of them."""
+    training = (limit or {"qm9": qm9.MOLECULES, "synthetic": qm9.SYNTHETIC}[source]) * 8 // 10
+    if max(batch_sizes) > training:
+        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} molecules")
     shared = {"epochs": epochs, "first_seed": 0, "seeds": seeds, "limit": limit, "source": source, "only": ""}
     base = {"size": size, "algorithm": 1, "bias": True}
     made = [
@@ -186,6 +189,10 @@ def refined(config: dict[str, Any], table: pd.DataFrame, seeds: int) -> dict[str
 def _models(config: dict[str, Any]) -> list[Model]:
     every = models(config["optimizer"], config["size"])
     return [every[int(k)] for k in config["only"].split(",")] if config["only"] else every
+
+
+def _seeds(config: dict[str, Any]) -> range:
+    return range(config["first_seed"], config["first_seed"] + config["seeds"])
 
 
 def name(config: dict[str, Any]) -> str:
@@ -228,7 +235,7 @@ def train(
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
     """Train the stack of one configuration; the rows are all its models at all marks."""
-    seeds = range(config["first_seed"], config["first_seed"] + config["seeds"])
+    seeds = _seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
     steps = data["train"].X.shape[1] // config["batch_size"] * config["epochs"]
@@ -297,6 +304,8 @@ def run(
         told = None if progress is None else partial(progress, config)
         return train(config, folder=parts, device=device, progress=told)
 
+    if len(finished(configs, out)) < len(configs):
+        _data(_seeds(configs[0]), configs[0]["limit"], configs[0]["source"])  # what is wrong with it is said at once
     table = grid.run(one, configs, parts, progress=done, version=__version__)
     if refine:
         more = []
