@@ -26,6 +26,7 @@ def application() -> typer.Typer:
     app.command()(version)
     app.command()(report)
     app.command()(claims)
+    app.command()(thin)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
     figures.command()(qm9)
@@ -92,6 +93,16 @@ def report(
     from . import report as page
 
     print(page.write(results, out))
+
+
+def thin(
+    results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
+    out: Annotated[Path, typer.Argument(help="The folder of the small copy.")],
+) -> None:
+    """Write a small copy of a results folder, which gives the same report."""
+    from .report.thin import thin as copy
+
+    print(copy(results, out))
 
 
 def claims(

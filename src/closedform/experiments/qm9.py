@@ -352,19 +352,19 @@ def experiment(table: pd.DataFrame) -> Experiment:
         Curves(
             "Learning curves",
             "Test error at the best setting of each method, chosen by the validation error over the last fifth of training.",
-            {"study": ["methods"]},
+            {"study": ["methods"], "optimizer": list(OPTIMIZERS)},
         ),
         Sensitivity(
             "How much lambda matters",
             "Final test error of the proximal rule against λ (in sum units), at the best learning rate for each.",
             "lam",
-            {"study": ["methods"], "method": ["proximal"]},
+            {"study": ["methods"], "method": ["proximal"], "optimizer": list(OPTIMIZERS)},
         ),
         Sensitivity(
             "How much beta matters",
             "Final test error of the ridge rule against β (in sum units), at the best learning rate for each.",
             "beta",
-            {"study": ["methods"], "method": ["ridge"]},
+            {"study": ["methods"], "method": ["ridge"], "optimizer": list(OPTIMIZERS)},
         ),
     ]
     ablations = {
@@ -385,11 +385,10 @@ def experiment(table: pd.DataFrame) -> Experiment:
         if study in present:
             epochs = int(table.loc[table["study"] == study, "epochs"].max())
             note = "" if epochs == longest else f" {epochs} epochs."
-            figures.append(
-                Curves(
-                    title, f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}", {"study": [study]}, column
-                )
-            )
+            where: dict[str, list] = {"study": [study], "optimizer": list(OPTIMIZERS)}
+            where |= {"init": list(INITS)} if study == "initialisation" else {}
+            told = f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}"
+            figures.append(Curves(title, told, where, column))
     keys = set(table["method"])
     return Experiment(
         name="qm9",
@@ -409,7 +408,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
         by=("optimizer", "batch_size"),
         settings=SETTINGS,
         figures=tuple(figures),
-        where={"study": ["methods"]},
+        where={"study": ["methods"], "optimizer": list(OPTIMIZERS)},
         environment={
             name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
         },

@@ -134,8 +134,13 @@ def _ticks(axes: Any, figure: panels.Figure, log: bool) -> None:
 
     if figure.kind == "sensitivity":
         axes.set_xscale("log")
-        every = -(-len(figure.ticks) // 6)
-        axes.set_xticks([place for place, _ in figure.ticks[::every]], [label for _, label in figure.ticks[::every]])
+        places = [place for place, _ in figure.ticks]
+        apart = (places[-1] / places[0]) ** (1 / 6.5)  # no more than a few labels fit
+        shown: list[tuple[float, str]] = []
+        for place, label in figure.ticks:
+            if not shown or place >= shown[-1][0] * apart * 0.999:
+                shown.append((place, label))
+        axes.set_xticks([place for place, _ in shown], [label for _, label in shown])
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.set_xlim(left=0)

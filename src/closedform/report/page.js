@@ -109,16 +109,20 @@
       return {
         logX, bottom,
         x: scale(rangeX, logX, LEFT, this.width - RIGHT), y: scale(rangeY, logY, bottom, TOP),
-        ticksX: sensitivity ? this.thinned() : (logX ? logTicks : linearTicks)(...rangeX, 4).map(x => [x, short(x)]),
+        ticksX: sensitivity ? this.thinned(rangeX) : (logX ? logTicks : linearTicks)(...rangeX, 4).map(x => [x, short(x)]),
         ticksY: (logY ? logTicks : linearTicks)(...rangeY, 5),
       };
     }
 
     // as many of the tried values as have room for their labels
-    thinned() {
-      const room = Math.max(2, Math.floor((this.width - LEFT - RIGHT) / 42));
-      const every = Math.ceil(this.figure.ticks.length / room);
-      return this.figure.ticks.filter((_, at) => at % every === 0);
+    thinned(rangeX) {
+      const place = scale(rangeX, true, LEFT, this.width - RIGHT);
+      let last = -Infinity;
+      return this.figure.ticks.filter(([x]) => {
+        const fits = place(x) - last >= 42;
+        if (fits) last = place(x);
+        return fits;
+      });
     }
 
     draw() {

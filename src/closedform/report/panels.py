@@ -157,14 +157,21 @@ def figures(table: pd.DataFrame, experiment: spec.Experiment) -> list[Figure]:
     ]
 
 
+def drawn(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> pd.DataFrame:
+    """The models whose curves the figure shows: the best setting of each line."""
+    told = configuration(experiment)
+    by = _unique([figure.rows, figure.columns, figure.colour])
+    runs = results.finished(where(table, figure.where), told, select=experiment.select, metric=experiment.metric)
+    return results.best(runs, by, [column for column in told if column not in by], lower=experiment.lower)
+
+
 def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> Figure:
     table = where(table, figure.where)
     told = configuration(experiment)
     by = _unique([figure.rows, figure.columns, figure.colour])
     chosen_by = [column for column in told if column not in by]
-    runs = results.finished(table, told, select=experiment.select, metric=experiment.metric)
     found: dict[tuple, list[tuple[Any, Line]]] = {}
-    for row in each(results.best(runs, by, chosen_by, lower=experiment.lower)):
+    for row in each(drawn(table, experiment, figure)):
         if any(text.missing(row[column]) for column in by):
             continue
         curve = results.curve(results.rows_of(table, row, told), experiment.metric)
@@ -279,7 +286,8 @@ def _log_places(values: list[float]) -> dict[float, float]:
 
 
 def _curve_ranges(panels: Sequence[Panel], styles: Sequence[Style], lower: bool):
-    """One y axis for all panels. What is far worse than the first method was at the start says nothing about the rest."""
+    """One y axis for all panels, up to a little above the worst end or, if that is more, where most lines are after a tenth
+    of the training; what is far worse than the first method was at the start says nothing about the rest."""
     starts, early = [], []
     for panel in panels:
         firsts = {line.key: _present(line.y)[0] for line in panel.lines if _present(line.y)}
@@ -295,7 +303,12 @@ def _curve_ranges(panels: Sequence[Panel], styles: Sequence[Style], lower: bool)
         return _extents([], math.inf, math.inf, lower)
     best = min(every) if lower else max(every)
     start = max(starts) if lower else min(starts)
-    edge = 3 * start if lower and best > 0 else start + 0.5 * (start - best)
+    edge = start + 0.5 * (start - best)
+    if lower and best > 0:
+        ends = [
+            _present(line.y)[-1] for panel in panels for line in panel.lines if _present(line.y) and not line.diverged
+        ]
+        edge = min(3 * start, 1.4 * max([*ends, *early])) if ends or early else 3 * start
     # on a linear axis the first fall would squeeze all that follows
     margin = (max(early) if lower else min(early)) if early else start
     kept = [value for panel in panels for line in panel.lines if not line.diverged for value in _present(line.y)]
