@@ -57,7 +57,7 @@ def paper(
 
 
 def qm9(
-    quick: Annotated[bool, typer.Option(help="20,000 molecules, 4 epochs, one seed, few settings: minutes.")] = False,
+    quick: Annotated[bool, typer.Option(help="20,000 molecules, 3 epochs, one seed, few settings: minutes.")] = False,
     optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
@@ -77,7 +77,7 @@ def qm9(
         [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
         sorted(set(batch_size or ([32, 256] if quick else experiment.BATCH_SIZES))),
         size="quick" if quick else "full",
-        epochs=epochs or (4 if quick else experiment.EPOCHS),
+        epochs=epochs or (3 if quick else experiment.EPOCHS),
         seeds=seeds or (1 if quick else experiment.SEEDS),
         limit=molecules or (20_000 if quick else None),
         source="synthetic" if synthetic else "qm9",
