@@ -10,25 +10,33 @@ for x, y in loader:
     opt.zero_grad(); loss.backward(); opt.step()
 """
 
-from . import lambdas, training
+from . import lambdas, losses, probabilities, training
 from .head import ClosedFormLinear, replace_last_linear
 from .lambdas import per_sample
-from .losses import Squared
+from .losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
+from .refit import refit_
 from .rules import Ema, Kalman, Proximal, Ridge
-from .statistics import Statistics, refit_
+from .statistics import Statistics
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ClosedFormLinear",
+    "CrossEntropy",
     "Ema",
+    "GeneralizedSquared",
+    "Huber",
     "Kalman",
+    "Logistic",
+    "OneHotSquared",
     "Proximal",
     "Ridge",
     "Squared",
     "Statistics",
     "lambdas",
+    "losses",
     "per_sample",
+    "probabilities",
     "refit_",
     "replace_last_linear",
     "training",

@@ -34,7 +34,9 @@ class ClosedFormLinear(StoredLinear):
 
     rule: what is remembered of earlier batches: `Ridge`, `Proximal` (the default, with `lam="auto"`), `Ema`, `Kalman`.
         Their lambda and beta are in sum units: not divided by the batch size.
-    loss: what is minimised.
+    loss: what is minimised: `Squared` (the default), `OneHotSquared`, `GeneralizedSquared`, `CrossEntropy`, `Logistic`,
+        `Huber`, or one of your own (see `closedform.losses`). The losses of classes take integer labels. lambda and beta
+        stand beside the loss as it is written there, summed over the batch.
     init: "zeros", "lecun", "xavier" or "he" (normal, as in the paper; the bias is always zero).
     process_group: None uses the default group where one is initialised, False solves on each process alone.
     """
@@ -59,7 +61,7 @@ class ClosedFormLinear(StoredLinear):
         if not isinstance(bias, bool):
             raise ValueError(f"bias must be True or False, got {bias!r}; the rule is a keyword: rule=...")
         self.loss = Squared() if loss is None else loss
-        if not callable(getattr(self.loss, "residual", None)):
+        if not isinstance(self.loss, Loss):
             raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
         super().__init__(in_features, out_features, bias, Proximal() if rule is None else rule, init, device, dtype)
         self._group = distributed.Shared(process_group)
@@ -88,7 +90,8 @@ class ClosedFormLinear(StoredLinear):
 
     @torch.no_grad()
     def solve(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Solve the layer on a batch: features `phi (..., in_features)`, targets `y (..., out_features)`.
+        """Solve the layer on a batch: features `phi (..., in_features)`, targets `y (..., out_features)` or, where the loss
+        is one of classes, integer labels `y (...)`.
 
         Leading dimensions are flattened, so a layer shared over a grid solves on all its points. With several processes
         the batches of all ranks are solved as one.
@@ -111,7 +114,8 @@ class ClosedFormLinear(StoredLinear):
     def accumulate(self, phi: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> None:
         """Take in a micro-batch; `commit` solves on all of them as on one large batch, `discard` drops them.
 
-        Rows are kept until there are more of them than features, and are moments from then on."""
+        Rows are kept until there are more of them than features, and are moments from then on; where the loss is not a
+        squared one moments do not say enough, and all rows are kept."""
         try:
             phi, y, sample_weight = self._check(phi, y, sample_weight)
         except ValueError as bad:
@@ -121,7 +125,7 @@ class ClosedFormLinear(StoredLinear):
             return
         weight = None if sample_weight is None else sample_weight.clone()
         self._waiting.append(Batch(phi.clone(), y.clone(), weight, self.bias is not None, self.loss))
-        if self._collapsed is not None or self._rows_waiting() > self.features:
+        if self._collapsed is not None or (self.loss.moments and self._rows_waiting() > self.features):
             self._collapse()
 
     def discard(self) -> None:
@@ -143,7 +147,7 @@ class ClosedFormLinear(StoredLinear):
             except ValueError:
                 self.discard()  # on every rank alike
                 raise
-            if sum(sizes) > self.features:
+            if self.loss.moments and sum(sizes) > self.features:
                 self._collapse()
         elif error is not None:
             raise ValueError(error)
@@ -187,6 +191,8 @@ class ClosedFormLinear(StoredLinear):
             )
         if isinstance(phi, Tensor) and phi.device != self.weight.device:
             raise ValueError(f"phi is on {phi.device}, but the head is on {self.weight.device}")
+        if isinstance(phi, Tensor) and isinstance(y, Tensor):
+            y = self.loss.targets(y, (*phi.shape[:-1], self.out_features))
         phi, y, weight = check_batch(phi, y, weight, self.in_features, self.out_features)
         return phi.detach(), y, weight
 
@@ -252,8 +258,8 @@ class ClosedFormLinear(StoredLinear):
         n, d = batch.phi.shape
         if not (n <= min(kernels.LARGEST, d) or d < n <= CHUNK):
             return False
-        small = self.rule.small(n, self._memory(), self.step)
-        if small is None or not isinstance(self.loss, Squared):
+        small = self.rule.small(n, self._memory(), self.step) if isinstance(self.loss, Squared) else None
+        if small is None:
             return False
         kernels.solve_(self._layer(kernels), batch.phi, batch.y, small.lam, small.ratio, small.from_zero)
         return True
@@ -281,6 +287,8 @@ class ClosedFormLinear(StoredLinear):
         """
         if not isinstance(self.rule, Kalman):
             raise ValueError(f"variance needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
+        if not isinstance(self.loss, Squared):
+            raise ValueError(f"variance is that of the squared loss's targets; this head has {self.loss}")
         if phi.shape[-1] != self.in_features:
             raise ValueError(f"phi must have {self.in_features} features in its last dimension, got {tuple(phi.shape)}")
         if linalg.may_branch(self.step) and int(self.step) == 0:
@@ -303,7 +311,8 @@ class ClosedFormLinear(StoredLinear):
         return linear.train(self.training)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rule={self.rule}"
+        loss = "" if self.loss == Squared() else f", loss={self.loss}"
+        return f"{super().extra_repr()}, rule={self.rule}{loss}"
 
 
 def _ones(phi: Tensor) -> Tensor:

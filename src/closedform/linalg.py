@@ -22,7 +22,7 @@ products, which is the price of never being wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Union
 
 import torch
@@ -77,9 +77,34 @@ class Rows:
         """The diagonal of `X^T X`."""
         return self.X.square().sum(0)
 
-    def moments(self) -> Moments:
+    def gram(self) -> Tensor:
         D, wide = self.X.shape[1], self.wide
-        return Moments((wide.T @ wide)[:D, :D], (wide.T @ self.E)[:D], self.ee, self.n, self.bias)
+        return (wide.T @ wide)[:D, :D]
+
+    def moments(self) -> Moments:
+        return Moments(self.gram(), (self.wide.T @ self.E)[: self.X.shape[1]], self.ee, self.n, self.bias)
+
+
+@dataclass
+class ClassRows(Rows):
+    """Rows whose own class counts `k` times: the squared residual `E[i, c]` has the weight k where `label[i]` is c."""
+
+    label: Tensor = field(default_factory=lambda: torch.empty(0))
+    k: float = 1.0
+
+    @property
+    def weighted(self) -> Tensor:
+        """The residuals times their weights."""
+        own = self.label[:, None]
+        return self.E.scatter_add(1, own, (self.k - 1) * self.E.gather(1, own))
+
+    @property
+    def C(self) -> Tensor:
+        return self.X.T @ self.weighted
+
+    @property
+    def ee(self) -> Tensor:
+        return (self.E * self.weighted).sum(0)
 
 
 @dataclass
@@ -112,22 +137,36 @@ class Solution(NamedTuple):
     ok: Tensor  # 0-dim bool: the factor exists; finiteness of the update is for the caller to check
 
 
+class Factor(NamedTuple):
+    """A factored system, for as many residuals as there are."""
+
+    solve: Callable[[System], Tensor]  # the update (o, D) for another system with the same features
+    ok: Tensor  # 0-dim bool: the factor exists
+
+
 def ridge(system: System, lam: float | Tensor) -> Solution:
     """Minimise `|E - X dW^T|^2 + lam |dW|^2` by the smaller of the two systems; `lam = 0.0` gives the minimum-norm
     least-squares solution."""
+    solve, ok = factor(system, lam)
+    return Solution(solve(system), ok)
+
+
+def factor(system: System, lam: float | Tensor) -> Factor:
+    """What `ridge` does before it looks at the residuals."""
     if isinstance(lam, (int, float)) and lam == 0:
         return minimum_norm(system)
     if isinstance(lam, Tensor) and lam.ndim == 1:
         scale = lam.rsqrt()
-        solution = ridge(_scaled(system, scale), 1.0)
-        return Solution(solution.update * scale, solution.ok)
-    solution = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
-    return Solution(solution.update, solution.ok & (lam > 0)) if isinstance(lam, Tensor) else solution
+        inner = factor(scaled(system, scale), 1.0)
+        return Factor(lambda other: inner.solve(scaled(other, scale)) * scale, inner.ok)
+    found = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
+    return Factor(found.solve, found.ok & (lam > 0)) if isinstance(lam, Tensor) else found
 
 
-def _scaled(system: System, scale: Tensor) -> System:
+def scaled(system: System, scale: Tensor) -> System:
+    """The system in other units: every feature multiplied by its scale."""
     if isinstance(system, Rows):
-        return Rows(system.X * scale, system.E, system.n, system.bias)
+        return replace(system, X=system.X * scale, padded=None)
     rows = system.rows
     return Moments(
         scale[:, None] * system.G * scale,
@@ -139,35 +178,40 @@ def _scaled(system: System, scale: Tensor) -> System:
     )
 
 
-def _dual(rows: Rows, lam: float | Tensor) -> Solution:
-    X, E = rows.X, rows.E
+def rows_of(system: System) -> Rows:
+    """The rows behind a system that has them."""
+    if isinstance(system, Rows):
+        return system
+    assert system.rows is not None
+    return system.rows()
+
+
+def _dual(rows: Rows, lam: float | Tensor) -> Factor:
+    X = rows.X
     K = gram_lower(rows.wide)
-    if may_branch(K) and _ill_conditioned(K, lam):
-        return _svd(X, E, lam)
-    A, ok = solve_shifted_(K, lam, E)
-    return Solution(A.T @ X, ok)
+    if may_branch(K) and ill_conditioned(K, lam):
+        return _svd(X, lam)
+    L, ok = factor_shifted_(K, lam)
+    return Factor(lambda other: cholesky_solve(rows_of(other).E, L).T @ X, ok)
 
 
-def _primal(moments: Moments, lam: float | Tensor) -> Solution:
-    G, C = moments.G, moments.C
-    if may_branch(G) and _ill_conditioned(G, lam):
-        if moments.rows is not None:
-            rows = moments.rows()
-            return _svd(rows.X, rows.E, lam)
-        return _eigen(G, C, lam)
-    dW, ok = solve_shifted_(G.clone(), lam, C)
-    return Solution(dW.T, ok)
+def _primal(moments: Moments, lam: float | Tensor) -> Factor:
+    G = moments.G
+    if may_branch(G) and ill_conditioned(G, lam):
+        return _eigen(G, lam) if moments.rows is None else _svd(moments.rows().X, lam)
+    L, ok = factor_shifted_(G.clone(), lam)
+    return Factor(lambda other: cholesky_solve(other.C, L).T, ok)
 
 
-def _ill_conditioned(K: Tensor, lam: float | Tensor) -> bool:
+def ill_conditioned(K: Tensor, lam: float | Tensor) -> bool:
     """Whether `(trace + lam) / lam`, which bounds the condition number from above, is past what Cholesky can do. NaN and
     inf are left to the guard."""
     trace = float(K.diagonal().detach().sum())
     return MAX_CONDITION * float(lam) < trace < float("inf")
 
 
-def solve_shifted_(K: Tensor, lam: float | Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """`(K + lam I)^-1 B` by Cholesky, reading the lower triangle of K only, whose diagonal is overwritten.
+def factor_shifted_(K: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of `K + lam I`, reading the lower triangle of K only, whose diagonal is overwritten.
 
     Where lambda is below the rounding error of K's diagonal it is raised to that error, or no factor would exist.
     """
@@ -175,38 +219,45 @@ def solve_shifted_(K: Tensor, lam: float | Tensor, B: Tensor) -> tuple[Tensor, T
     floor = 4 * K.shape[0] * torch.finfo(K.dtype).eps
     diagonal += (diagonal * floor).clamp(min=lam)
     L, info = torch.linalg.cholesky_ex(K)
-    return cholesky_solve(B, L), info == 0
+    return L, info == 0
 
 
-def _svd(X: Tensor, E: Tensor, lam: float | Tensor) -> Solution:
+def solve_shifted_(K: Tensor, lam: float | Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """`(K + lam I)^-1 B`; K as for `factor_shifted_`."""
+    L, ok = factor_shifted_(K, lam)
+    return cholesky_solve(B, L), ok
+
+
+def _yes(device: torch.device) -> Tensor:
+    return torch.ones((), dtype=torch.bool, device=device)
+
+
+def _svd(X: Tensor, lam: float | Tensor) -> Factor:
     """By the singular values of X itself, whose condition number is the root of the Gram matrix's."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    return Solution(
-        ((S / (S * S + lam))[:, None] * (U.T @ E)).T @ Vh, torch.ones((), dtype=torch.bool, device=X.device)
-    )
+    filtered = (S / (S * S + lam))[:, None]
+    return Factor(lambda other: (filtered * (U.T @ rows_of(other).E)).T @ Vh, _yes(X.device))
 
 
-def _eigen(G: Tensor, C: Tensor, lam: float | Tensor) -> Solution:
+def _eigen(G: Tensor, lam: float | Tensor) -> Factor:
     """The same from moments alone: eigenvalues at rounding level are taken for zero, and so is what they multiply."""
     w, V = torch.linalg.eigh(G)
     noise = w[-1] * G.shape[0] * torch.finfo(G.dtype).eps
-    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w))
-    return Solution((V @ (inverse[:, None] * (V.T @ C))).T, torch.ones((), dtype=torch.bool, device=G.device))
+    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w))[:, None]
+    return Factor(lambda other: (V @ (inverse * (V.T @ other.C))).T, _yes(G.device))
 
 
-def minimum_norm(system: System) -> Solution:
+def minimum_norm(system: System) -> Factor:
     """`dW = E^T (X^+)^T`: least squares of smallest norm, directions below rounding error left alone.
 
     The only solve that waits for a device (its singular values are found by iteration)."""
-    if isinstance(system, Moments):
-        if system.rows is None:
-            return _eigen(system.G, system.C, 0.0)
-        system = system.rows()
-    X, E = system.X, system.E
+    if isinstance(system, Moments) and system.rows is None:
+        return _eigen(system.G, 0.0)
+    X = rows_of(system).X
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     noise = S[0] * max(X.shape) * torch.finfo(X.dtype).eps
-    inverse = torch.where(S > noise, 1 / S, torch.zeros_like(S))
-    return Solution((inverse[:, None] * (U.T @ E)).T @ Vh, torch.ones((), dtype=torch.bool, device=X.device))
+    inverse = torch.where(S > noise, 1 / S, torch.zeros_like(S))[:, None]
+    return Factor(lambda other: (inverse * (U.T @ rows_of(other).E)).T @ Vh, _yes(X.device))
 
 
 # ---- The two products and solves where a GPU's libraries leave time on the table -----------------

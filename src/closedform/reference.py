@@ -61,6 +61,52 @@ def ema(Phi: Tensor, Y: Tensor, W_t: Tensor, beta: float, momentum: float) -> Te
     return momentum * W_t + (1 - momentum) * ridge(Phi, Y, beta)
 
 
+def generalized_loss(W: Tensor, Phi: Tensor, Y: Tensor, k: float, m: float) -> Tensor:
+    """Appendix A.3: `k ([W phi]_c - m)^2 + sum_{j != c} [W phi]_j^2`, summed; the columns of `Y` are one-hot."""
+    return sum(
+        k * (f[c] - m) ** 2 + sum(f[j] ** 2 for j in range(len(f)) if j != c)
+        for f, c in zip((W @ Phi).T, Y.argmax(0).tolist())
+    )  # pyright: ignore[reportReturnType]
+
+
+def generalized(Phi: Tensor, Y: Tensor, k: float, m: float, beta: float | Tensor, W_t: Tensor | None = None) -> Tensor:
+    """Eq. 32, one inversion a class: `(phi^(c) phi^(c)T + beta I)^-1 phi^(c) Y^(c)`. With `W_t` the penalty is
+    `beta |W - W_t|^2`, which adds `beta W_t` to the right side."""
+    rows = []
+    for c in range(Y.shape[0]):
+        z = 1 + (k**0.5 - 1) * Y[c]
+        Phi_c, Y_c = z * Phi, z * m * Y[c]
+        right = Phi_c @ Y_c
+        if W_t is not None:
+            right = right + beta * W_t[c]
+        rows.append(torch.linalg.inv(Phi_c @ Phi_c.T + beta * _eye(Phi)) @ right)
+    return torch.stack(rows)
+
+
+def majorised(
+    gradient: Callable[[Tensor], Tensor], curvature: float, Phi: Tensor, W_t: Tensor, lam: float, inner_steps: int
+) -> list[Tensor]:
+    """Minimise `f(W Phi) + lam |W - W_t|^2` through quadratic upper bounds of f, whose derivative at `f (o, n)` is
+    `gradient(f)` and whose curvature is at most c: every step minimises
+
+        <g, W Phi - F_k> + c/2 |W Phi - F_k|^2 + lam |W - W_t|^2
+
+    by setting its derivative in W to zero. The layers of all steps, the first from W_t itself."""
+    found = [W_t]
+    for _ in range(inner_steps):
+        F_k = found[-1] @ Phi
+        T = F_k - gradient(F_k) / curvature
+        A = curvature / 2 * Phi @ Phi.T + lam * _eye(Phi)
+        found.append((curvature / 2 * T @ Phi.T + lam * W_t) @ torch.linalg.inv(A))
+    return found[1:]
+
+
+def class_confidence(f: Tensor) -> Tensor:
+    """ "Class confidence": the probabilities of one sample's outputs `f (C,)`."""
+    p = f - min(f)
+    return p / sum(p)
+
+
 def kalman(
     mean: Tensor, covariance: Tensor, Phi: Tensor, Y: Tensor, gamma: float, q: float, first: bool
 ) -> tuple[Tensor, Tensor]:

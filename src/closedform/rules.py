@@ -8,15 +8,16 @@ the new memory and whether the solve succeeded. lambda and beta are in **sum** u
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from . import lambdas, linalg
+from . import lambdas, linalg, woodbury
 from .lambdas import Lambda, per_sample
-from .linalg import Moments, System
+from .linalg import ClassRows, Moments, Solution, System
 
 Memory = dict[str, Tensor]
 
@@ -24,7 +25,12 @@ Memory = dict[str, Tensor]
 class Source(Protocol):
     """A batch or accumulated statistics: whatever can state its system against a layer."""
 
+    @property
+    def inner_steps(self) -> int: ...
+
     def system(self, W: Tensor | None) -> System: ...
+
+    def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System: ...
 
 
 class Step(NamedTuple):
@@ -42,6 +48,33 @@ def _value(
     if not torch.compiler.is_compiling():
         lambdas.check(value, name, positive=positive)
     return float(value) if isinstance(value, Tensor) and value.ndim == 0 else value
+
+
+def majorise(
+    batch: Source,
+    W: Tensor | None,
+    system: System,
+    solve: Callable[[System], Tensor],
+    dW: Tensor | None = None,
+    steps: int | None = None,
+) -> Tensor:
+    """The update of `W` (None: zeros) after all inner steps. Each solves the quadratic bound of the loss at the layer that
+    the last one found, from the same W and with the same factor; the first is at W itself, or at `W + dW`."""
+    for number in range(batch.inner_steps if steps is None else steps):
+        if number > 0 or dW is not None:
+            assert dW is not None
+            system = batch.refined(W, dW if W is None else W + dW, system)
+        dW = solve(system)
+    assert dW is not None
+    return dW
+
+
+def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solution:
+    """Minimise the loss plus `lam |dW|^2`, for the squared losses exactly."""
+    if isinstance(system, ClassRows):
+        return woodbury.ridge(system, lam)
+    factor = linalg.factor(system, lam)
+    return Solution(majorise(batch, W, system, factor.solve), factor.ok)
 
 
 class Small(NamedTuple):
@@ -107,7 +140,7 @@ class Ridge(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         system = batch.system(None)
-        solution = linalg.ridge(system, _value(self.beta, memory, system, step, "beta", positive=False))
+        solution = fit(batch, None, system, _value(self.beta, memory, system, step, "beta", positive=False))
         return Step(solution.update, {}, solution.ok)
 
 
@@ -128,7 +161,7 @@ class Proximal(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         system = batch.system(W)
-        solution = linalg.ridge(system, _value(self.lam, memory, system, step, "lambda"))
+        solution = fit(batch, W, system, _value(self.lam, memory, system, step, "lambda"))
         return Step(W + solution.update, {}, solution.ok)
 
 
@@ -151,7 +184,7 @@ class Ema(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         system = batch.system(None)
-        ridge = linalg.ridge(system, _value(self.beta, memory, system, step, "beta", positive=False))
+        ridge = fit(batch, None, system, _value(self.beta, memory, system, step, "beta", positive=False))
         return Step(self.momentum * W + (1 - self.momentum) * ridge.update, {}, ridge.ok)
 
 
@@ -211,14 +244,17 @@ class Kalman(Rule):
         leak = _leak(prior, gamma, step)
         if form == "information":
             A = torch.where(first, torch.diag(prior), _predict_information(memory[form], gamma, self.drift))
-            matrix, dW, ok = _absorb_information(A, system.moments(), leak)
+            matrix, gain, ok = _absorb_information(A, system, leak)
         else:
             P = torch.where(first, torch.diag(1 / prior), _predict_covariance(memory[form], gamma, self.drift))
-            matrix, dW, ok = _absorb_covariance(P, system, leak)
+            matrix, gain, ok = _absorb_covariance(P, system, leak)
+        dW = gain(system)
         # E^T S^-1 E, the innovations in units of their predicted spread, estimate the noise. The first of them measure how
         # wrong the prior was instead, so the average leans to the later ones: weights grow like t^2.
         innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0) / system.n
         share = torch.clamp(3 / (step + 3), min=1 - gamma)
+        if batch.inner_steps > 1:
+            dW = majorise(batch, W, system, gain, dW, batch.inner_steps - 1)
         new = {form: matrix, "prior": prior, "noise": memory["noise"] + share * (innovation - memory["noise"])}
         return Step(W + dW, new, ok & (prior > 0).all())
 
@@ -269,34 +305,57 @@ def _predict_covariance(P: Tensor, gamma: float | Tensor, q: float) -> Tensor:
     return P.diagonal_scatter(P.diagonal() + q)
 
 
-def _absorb_information(A: Tensor, moments: Moments, leak: _Leak) -> tuple[Tensor, Tensor, Tensor]:
-    A = A + moments.G
+Gain = Callable[[System], Tensor]  # from the residuals of a system to the update (o, D)
+
+
+def _class_mean(rows: ClassRows) -> float:
+    """What a sample counts on average over the classes: the one matrix that all of them share cannot know more."""
+    return 1 + (rows.k - 1) / rows.E.shape[1]
+
+
+def _absorb_information(A: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Gain, Tensor]:
+    if isinstance(system, ClassRows):
+        G = system.gram()
+        A = A.diagonal_scatter(A.diagonal().index_add(0, leak.index, leak.value))
+        scale = (A.diagonal() + G.diagonal()).rsqrt()
+        L, ok = linalg.factor_shifted_(scale[:, None] * (A + G) * scale, 0.0)
+        return A + _class_mean(system) * G, lambda rows: woodbury.factored(rows, L / scale[:, None]), ok
+    A = A + system.moments().G
     A = A.diagonal_scatter(A.diagonal().index_add(0, leak.index, leak.value))
     scale = A.diagonal().rsqrt()
-    dW, ok = linalg.solve_shifted_(scale[:, None] * A * scale, 0.0, scale[:, None] * moments.C)
-    return A, dW.T * scale, ok
+    L, ok = linalg.factor_shifted_(scale[:, None] * A * scale, 0.0)
+    return A, lambda other: linalg.cholesky_solve(scale[:, None] * other.C, L).T * scale, ok
 
 
-def _absorb_covariance(P: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Tensor, Tensor]:
+def _absorb_covariance(P: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Gain, Tensor]:
+    if isinstance(system, ClassRows):
+        once, _, ok = _absorb_covariance(P, linalg.Rows(system.X, system.E), leak)
+        root = _class_mean(system) ** 0.5
+        remembered, _, _ = _absorb_covariance(P, linalg.Rows(root * system.X, system.E), leak)
+        slack = 4 * P.shape[0] * torch.finfo(P.dtype).eps * once.diagonal()
+        R, info = torch.linalg.cholesky_ex(once.diagonal_scatter(once.diagonal() + slack))
+        return remembered, lambda rows: woodbury.by_covariance(rows, R), ok & (info == 0)
     D = P.shape[0]
     rounding = torch.finfo(P.dtype).eps * P.diagonal()
+    gain: Gain
     if isinstance(system, Moments):
         # P <- (P^-1 + G)^-1 = R (I + R^T G R)^-1 R^T with R a factor of P
         G = system.G.diagonal_scatter(system.G.diagonal().index_add(0, leak.index, leak.value))
         R, info = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() + 4 * D * rounding))
         solved, ok = linalg.solve_shifted_(R.T @ G @ R, 1.0, R.T)
         P, ok = R @ solved, ok & (info == 0)
-        dW = (P @ system.C).T
+        posterior = P
+        gain = lambda other: (posterior @ other.C).T  # noqa: E731
     else:
         # the leak is measurements of single features that find no error
         seen = torch.zeros(len(leak.index), D, dtype=P.dtype, device=P.device)
         X = torch.cat([system.X, seen.scatter(1, leak.index[:, None], leak.value.sqrt()[:, None])])
-        E = torch.cat([system.E, system.E.new_zeros(len(leak.index), system.E.shape[1])])
         XP = X @ P
-        solved, ok = linalg.solve_shifted_(XP @ X.T, 1.0, torch.cat([XP, E], 1))
-        KT, SE = solved[:, :D], solved[:, D:]
-        dW = SE.T @ XP
+        L, ok = linalg.factor_shifted_(XP @ X.T, 1.0)
+        KT = linalg.cholesky_solve(XP, L)
+        n = system.X.shape[0]
+        gain = lambda other: linalg.rows_of(other).E.T @ KT[:n]  # noqa: E731
         M = P - KT.T @ XP
         P = M + (KT.T - M @ X.T) @ KT  # Joseph's form: the plain one plus what rounding took from it
     P = (P + P.T) / 2
-    return P.diagonal_scatter(P.diagonal() + rounding), dW, ok
+    return P.diagonal_scatter(P.diagonal() + rounding), gain, ok

@@ -1,27 +1,25 @@
 """Batches and streams of them, as the solver sees them.
 
 `Batch` holds features and targets as they came and makes the linear system of them: few rows stay rows, many become
-moments, piece by piece, so that float64 copies never grow with the batch. `Statistics` adds batches up to the sufficient
-statistics of the squared loss, which can be merged, decayed, summed over processes and solved at any time. `refit_` does
-that for a whole data set.
+moments, piece by piece, so that float64 copies never grow with the batch. A loss other than the squared one is replaced by
+its quadratic bound (see `closedform.losses`): its working targets are fitted, and half its curvature is a sample weight.
+
+`Statistics` adds batches up to the sufficient statistics of the squared loss, which can be merged, decayed, summed over
+processes and solved at any time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import distributed, lambdas, linalg
-from .linalg import Moments, Rows, System
-from .losses import Loss, Squared
-
-if TYPE_CHECKING:
-    from .head import ClosedFormLinear
+from .linalg import ClassRows, Moments, Rows, System
+from .losses import GeneralizedSquared, Loss, Squared
 
 CHUNK = 8192  # rows upcast at a time on the way to moments
 
@@ -40,6 +38,7 @@ class Batch:
     loss: Loss = field(default_factory=Squared)
     group: distributed.ProcessGroup = False
     sizes: list[int] | None = None
+    _gathered: Batch | None = None
 
     @property
     def features(self) -> int:
@@ -51,38 +50,87 @@ class Batch:
         """N, the number of rows on all ranks."""
         return self.phi.shape[0] if self.sizes is None else sum(self.sizes)
 
+    @property
+    def inner_steps(self) -> int:
+        """How many systems are solved one after the other, each but the first made by `refined`."""
+        return self.loss.inner_steps
+
     def system(self, W: Tensor | None) -> System:
         """The system of the residuals against the layer `W (o, D)` (None: zeros), by rows where they are few."""
-        if self.total > self.features:
-            return self._moments(W)
-        batch = self if self.sizes is None else self._gathered(self.sizes)
-        return batch._rows(W, 0, batch.phi.shape[0])
+        if self._by_rows:
+            return self._all._rows(W, 0, self.total)
+        return self._moments(W)
 
-    def _gathered(self, sizes: list[int]) -> Batch:
+    def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
+        """The system once more, with the loss bounded at the layer `W_k` instead of at `W`: the residuals are new, the
+        features are not."""
+        if isinstance(system, Rows):
+            return self._all._rows(W, 0, self.total, W_k)
+        C = sum((part.wide.T @ part.E)[: self.features] for part in self._pieces(W, W_k))
+        assert isinstance(C, Tensor)
+        if self.sizes is not None:
+            C = distributed.add_up(C, self.group)
+        rows = None if system.rows is None else lambda: self._rows(W, 0, self.phi.shape[0], W_k)
+        return replace(system, C=C, rows=rows)
+
+    @property
+    def _by_rows(self) -> bool:
+        return self.total <= self.features or isinstance(self.loss, GeneralizedSquared)
+
+    @property
+    def _all(self) -> Batch:
+        """The rows of all ranks, exchanged once."""
+        if self.sizes is None:
+            return self
+        if self._gathered is not None:
+            return self._gathered
         # in one dtype, whatever each rank has
-        dtype = linalg.solve_dtype(self.phi.device)
+        dtype, sizes = linalg.solve_dtype(self.phi.device), self.sizes
         gather = lambda tensor: distributed.gather_rows(tensor.to(dtype), sizes, self.group)  # noqa: E731
         weight = None if self.weight is None else gather(self.weight)
-        return Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
+        self._gathered = Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
+        return self._gathered
 
-    def _rows(self, W: Tensor | None, low: int, high: int) -> Rows:
+    def _rows(self, W: Tensor | None, low: int, high: int, W_k: Tensor | None = None) -> Rows:
         padded = extend(self.phi[low:high], self.bias)
         X = padded[:, : self.features]
         y = self.y[low:high].to(X.dtype)
-        E = self.loss.residual(None if W is None else X @ W.T, y)
-        if self.weight is None:
-            return Rows(X, E, high - low, self.bias, padded)
-        weight = self.weight[low:high].to(X.dtype)
-        root = weight.sqrt()[:, None]
-        return Rows(root * X, root * E, weight.sum(), self.bias)
+        E = self._residual(X, y, W, W if W_k is None else W_k)
+        count, weight = high - low, None
+        if self.weight is not None:
+            weight = self.weight[low:high].to(X.dtype)
+            count = weight.sum()
+        if isinstance(self.loss, GeneralizedSquared):
+            root = 1.0 if weight is None else weight.sqrt()[:, None]
+            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.k)
+        bound = self.loss.curvature / 2
+        if weight is None and bound == 1:
+            return Rows(X, E, count, self.bias, padded)
+        root = bound**0.5 if weight is None else (bound * weight).sqrt()[:, None]
+        return Rows(root * X, root * E, count, self.bias)
+
+    def _residual(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:
+        """What is left to fit at W of the working targets at W_k."""
+        if isinstance(self.loss, (Squared, GeneralizedSquared)):
+            t = y if isinstance(self.loss, Squared) else self.loss.m * y
+            return t if W is None else t - X @ W.T
+        z = None if W is None else X @ W.T
+        z_k = z if W_k is W else None if W_k is None else X @ W_k.T
+        t = self.loss.working_target(torch.zeros_like(y) if z_k is None else z_k, y)
+        return t if z is None else t - z
+
+    def _pieces(self, W: Tensor | None, W_k: Tensor | None = None) -> Iterator[Rows]:
+        n = self.phi.shape[0]
+        # compiled, a loop over pieces would be unrolled for every new n
+        edges = range(0, max(n, 1), n + 1 if torch.compiler.is_compiling() else CHUNK)
+        pieces = [(low, min(low + edges.step, n)) for low in edges]
+        for low, high in pieces:
+            yield self._rows(W, low, high, W_k)
 
     def _moments(self, W: Tensor | None) -> Moments:
-        n = self.phi.shape[0]
         total = None
-        # compiled, a loop over pieces would be unrolled for every new n
-        pieces = [(0, n)] if torch.compiler.is_compiling() else [(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
-        for low, high in pieces:
-            part = self._rows(W, low, high).moments()
+        for rows in self._pieces(W):
+            part = rows.moments()
             if total is None:
                 total = part
             else:
@@ -92,7 +140,7 @@ class Batch:
                 total.n = total.n + part.n
         assert total is not None
         if self.sizes is None:
-            total.rows = lambda: self._rows(W, 0, n)
+            total.rows = lambda: self._rows(W, 0, self.phi.shape[0])
             return total
         return reduced(total, self.group)
 
@@ -184,6 +232,11 @@ class Statistics:
             self.moments = reduced(self.moments, process_group)
         return self
 
+    inner_steps = 1  # the squared loss is its own bound
+
+    def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
+        return system
+
     def system(self, W: Tensor | None) -> Moments:
         """The moments of the residuals against the layer `W`: `X^T (Y - X W^T)`."""
         m = self.moments
@@ -214,7 +267,7 @@ def check_batch(
     if tuple(y.shape) != expected:
         hint = "; y.unsqueeze(-1) would fit" if (*y.shape, 1) == expected else ""
         if tuple(y.shape) == expected[:-1] and out_features > 1 and not y.is_floating_point():
-            hint = "; for class labels pass one_hot(y, classes).float()"
+            hint = "; for class labels pass one_hot(y, classes).float(), or take a classification loss"
         raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}{hint}")
     if y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must be real numbers, got {y.dtype}; y.float() may be what you want")
@@ -241,50 +294,3 @@ def check_batch(
         if weight is not None and not bool((weight > 0).any()):
             raise ValueError("no samples: every sample_weight is zero")
     return phi, y, weight
-
-
-@torch.no_grad()
-def refit_(
-    head: ClosedFormLinear, backbone: nn.Module, loader: Iterable, beta: lambdas.Lambda | lambdas.per_sample = 0.0
-) -> ClosedFormLinear:
-    """Solve the head once on a whole data set: ridge with `beta` (sum units) in one pass over `loader`.
-
-    After training the head is one step of the backbone behind; this catches it up. `backbone` makes the features, or is the
-    whole model with the head inside. Batches are `(x, y)` or `(x, y, sample_weight)`. The backbone runs in eval mode, so
-    that BatchNorm and Dropout act as they will at prediction; the modes are put back afterwards. With several processes
-    each reads its own share and all end with the same layer. The rule's memory is left as it is.
-
-    The pass adds up moments, which squares the condition number of the features: past 1e8 take a `beta` above zero.
-    """
-    lambdas.check(beta, "beta", positive=False)
-    statistics = Statistics(head.in_features, head.out_features, head.bias is not None, device=head.weight.device)
-    modes = {module: module.training for module in backbone.modules()}
-    backbone.eval()
-    inputs: list[Tensor] = []
-    buried = any(module is head for module in backbone.modules())
-    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) if buried else None
-    error: str | None = None
-    try:
-        for x, y, *weight in loader:
-            phi = backbone(x.to(head.weight.device))
-            if buried:
-                phi = inputs.pop()
-            weights = weight[0].to(phi.device) if weight else None
-            statistics.add(phi, y.to(phi.device), weights)
-    except ValueError as bad:
-        error = str(bad)
-    finally:
-        if hook is not None:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
-    seen = 0 if error is None and float(statistics.n) == 0 else 1
-    if distributed.active(head.process_group):
-        seen = sum(distributed.agree(seen, error, head.process_group, head.weight.device).sizes)
-    elif error is not None:
-        raise ValueError(error)
-    if seen == 0:
-        raise ValueError("refit_ saw no samples: the loader is empty")
-    statistics.all_reduce(head.process_group)
-    head.set_weights_(statistics.solve(beta))
-    return head

@@ -1,8 +1,9 @@
 """One training step of every method in the paper, side by side.
 
 Each function takes the same arguments and does one step of the backbone: `(backbone, head, optimizer, x, y) -> loss`. The
-loss is the mean over samples and outputs (so learning rates refer to that mean), while lambda and beta stay in sum units;
-a constant factor on the whole objective does not move its minimiser. The returned loss is detached.
+loss is the head's own (see `closedform.losses`), as a mean: over samples and outputs for the squared loss, as torch's
+functions have it for the others. So learning rates refer to that mean, while lambda and beta stay in sum units; a constant
+factor on the whole objective does not move its minimiser. The returned loss is detached.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from . import lambdas, linalg, rules
+from . import lambdas, rules
 from .head import ClosedFormLinear
 from .statistics import Batch, extend
 
@@ -28,12 +29,12 @@ def algorithm1(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer
     """
     phi = backbone(x)
     head.solve(phi, y)
-    return _descend(F.mse_loss(head(phi), y), optimizer)
+    return _descend(head.loss(head(phi), y), optimizer)
 
 
 def algorithm2(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
     """Algorithm 2: step the backbone with the old layer, then solve the layer on the same batch with the new backbone."""
-    loss = _descend(F.mse_loss(head(backbone(x)), y), optimizer)
+    loss = _descend(head.loss(head(backbone(x)), y), optimizer)
     with torch.no_grad():
         phi = backbone(x)
     head.solve(phi, y)
@@ -72,8 +73,9 @@ def backpropagate_through(
     """
     rule = _require(head, rules.Ridge, rules.Proximal)
     phi = backbone(x)
-    targets = y.reshape(-1, y.shape[-1]).double()
-    batch = Batch(phi.reshape(-1, phi.shape[-1]), targets, None, head.bias is not None)
+    outputs = (*phi.shape[:-1], head.out_features)
+    targets = head.loss.targets(y, outputs).reshape(-1, head.out_features).double()
+    batch = Batch(phi.reshape(-1, phi.shape[-1]), targets, None, head.bias is not None, head.loss)
     if isinstance(rule, rules.Ridge):
         W_t, coefficient = None, rule.beta
     else:
@@ -82,13 +84,13 @@ def backpropagate_through(
     system = batch.system(W_t)
     with torch.no_grad():  # a lambda that depends on the batch is a constant of the loss
         lam = lambdas.resolve(coefficient, system, head.step, head._memory().get("lam"))
-    dW = linalg.ridge(system, lam).update
+    dW = rules.fit(batch, W_t, system, lam).update
     W = dW if W_t is None else W_t + dW
-    error = (targets - extend(batch.phi, batch.bias) @ W.T).square().sum()
-    objective = error + (lam * dW.square()).sum()
+    values = head.loss.value(extend(batch.phi, batch.bias) @ W.T, targets)
+    objective = values.sum() + (lam * dW.square()).sum()
     head.solve(phi.detach(), y)
-    _descend(objective / targets.numel(), optimizer)
-    return (error / targets.numel()).detach()
+    _descend(objective / values.numel(), optimizer)
+    return values.detach().mean()
 
 
 def _descend(loss: Tensor, optimizer: Optimizer) -> Tensor:
