@@ -53,6 +53,37 @@ def spread(world, rank, rule, mode):
     return layer.state_dict()
 
 
+LOSSES = {
+    "one-hot": cf.OneHotSquared(0.1),
+    "generalized": cf.GeneralizedSquared(5.0, 2.0),
+    "cross-entropy": cf.CrossEntropy(3),
+    "huber": cf.Huber(0.1, 3),
+}
+
+
+def classified(world, rank, loss, rule, mode):
+    """Other losses; rank None is one process with the joined batches."""
+    layer = head(6, 2, rule, loss=loss)
+    for sizes, phi, y, weight in steps(world):
+        y = y.argmax(1) if loss.labels else y
+        parts = [(phi, y, weight)] if rank is None else list(zip(*(t.split(sizes) for t in (phi, y, weight))))
+        phi, y, weight = parts[rank or 0]
+        if mode == "accumulate":
+            layer.accumulate(phi, y)
+            layer.commit()
+        else:
+            layer.solve(phi, y, weight if mode == "weights" else None)
+    return layer.state_dict()
+
+
+def refitted(world, rank, loss):
+    """Ranks read different numbers of batches; the last of three has none."""
+    layer = head(6, 2, cf.Proximal(1.0), loss=loss)
+    data = [(x, y.argmax(1) if loss.labels else y) for x, y in batches(5)]
+    share = {0: slice(0, 3), 1: slice(3, 5), 2: slice(0, 0), None: slice(None)}[rank]
+    return matrix(cf.refit_(layer, backbone(), data[share], beta=0.1, inner_steps=5))
+
+
 def messages(rank):
     """Bad input on one rank raises on all, and leaves the heads as they were and the group usable."""
     layer = head(6, 2, cf.Proximal(1.0), seed=0)
@@ -113,6 +144,11 @@ def worker(rank, world, port, folder):
         for name, rule in RULES.items():
             for mode in ("plain", "weights", "accumulate"):
                 out[name, mode] = spread(world, rank, rule, mode)
+        for name, loss in LOSSES.items():
+            for rule in ("ridge", "proximal", "information", "covariance"):
+                for mode in ("plain", "weights", "accumulate"):
+                    out[name, rule, mode] = classified(world, rank, loss, RULES[rule], mode)
+            out["refit", name] = refitted(world, rank, loss)
         alone = head(6, 2, cf.Proximal(1.0), process_group=False)
         alone.solve(*problem(4, 6, 2, seed=rank))
         out["alone"] = matrix(alone)
@@ -159,6 +195,25 @@ def test_ranks_have_the_same_bits_and_equal_one_process(ranks, name, mode):
         for key, tensor in result[name, mode].items():
             assert torch.equal(tensor, ranks[0][name, mode][key]), key
             assert relative(tensor.double(), one[key].double()) < 1e-10, key
+
+
+@pytest.mark.parametrize("mode", ["plain", "weights", "accumulate"])
+@pytest.mark.parametrize("rule", ["ridge", "proximal", "information", "covariance"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses_have_the_same_bits_and_equal_one_process(ranks, name, rule, mode):
+    one = classified(len(ranks), None, LOSSES[name], RULES[rule], mode)
+    for result in ranks:
+        for key, tensor in result[name, rule, mode].items():
+            assert torch.equal(tensor, ranks[0][name, rule, mode][key]), key
+            assert relative(tensor.double(), one[key].double()) < 1e-9, key
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses_are_refitted_on_all_ranks_shares(ranks, name):
+    one = refitted(len(ranks), None, LOSSES[name])
+    for result in ranks:
+        assert torch.equal(result["refit", name], ranks[0]["refit", name])
+        assert relative(result["refit", name], one) < 1e-9
 
 
 def test_a_group_of_its_own_or_none(ranks):
