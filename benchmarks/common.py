@@ -38,8 +38,10 @@ def environment(device: str) -> dict:
     }
 
 
-def interleaved(sides: dict[str, Callable[[], object]], device: str, seconds: float, least: int = 5) -> dict[str, dict]:
-    """Milliseconds a call of each side: warm, sides in turn; median and quartiles.
+def interleaved(
+    sides: dict[str, Callable[[], object]], device: str, seconds: float, least: int = 5, warm: int = 3
+) -> dict[str, dict]:
+    """Milliseconds a call of each side: after `warm` calls, sides in turn; median and quartiles.
 
     On a GPU a turn is a burst of calls that takes some milliseconds, waited for at its end: calls follow each other as they
     do in training, where nobody waits for a single one.
@@ -56,7 +58,7 @@ def interleaved(sides: dict[str, Callable[[], object]], device: str, seconds: fl
 
     calls = {}
     for name, side in sides.items():
-        burst(side, 3)
+        burst(side, warm)
         calls[name] = 1 if device == "cpu" else max(1, min(50, int(10 / burst(side, 1))))
     times: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
