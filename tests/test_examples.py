@@ -1,6 +1,7 @@
 """The examples run, are short, and show what they say."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 def example(name):
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

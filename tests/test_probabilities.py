@@ -37,7 +37,7 @@ def test_the_temperature_minimises_the_cross_entropy(scale, soft):
     temperature = probabilities.fit_temperature(scale * f, y)
 
     def value(t):
-        return float(F.cross_entropy(scale * f / t, y))
+        return float(F.cross_entropy(scale * f / t, y, label_smoothing=1 / 201))
 
     assert all(value(temperature) <= value(temperature * factor) for factor in (0.5, 0.99, 1.01, 2.0))
     best, _ = outputs()
@@ -55,7 +55,7 @@ def test_calibrated_outputs_have_the_temperature_that_made_them():
 def test_the_ends_of_the_range():
     _, labels = outputs()
     perfect = F.one_hot(labels, 5).double()
-    assert float(probabilities.tempered(perfect, probabilities.fit_temperature(perfect, labels)).amax(1).mean()) > 0.999
+    assert float(probabilities.tempered(perfect, probabilities.fit_temperature(perfect, labels)).amax(1).mean()) > 0.99
     wrong = probabilities.tempered(-perfect, probabilities.fit_temperature(-perfect, labels))
     assert torch.allclose(wrong, torch.full_like(wrong, 0.2), atol=1e-3)
     assert probabilities.fit_temperature(torch.zeros(3, 2), torch.zeros(3)) == 1.0

@@ -77,7 +77,7 @@ def test_importing_needs_torch_and_numpy_only():
         "extras = 'typer rich matplotlib pandas pyarrow joblib dask distributed qm9pack scipy sklearn triton'\n"
         "for name in extras.split(): sys.modules[name] = None\n"
         "import closedform, closedform.reference, closedform.models.resnet\n"
-        "import closedform.data.qm9, closedform.sweeps.grid\n"
+        "import closedform.data.qm9, closedform.data.cifar, closedform.sweeps.grid\n"
         "closedform.data.qm9.load(source='synthetic', limit=20)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -95,7 +95,7 @@ def test_the_resnets_have_torchvisions_layers(make, features, torchvision):
     assert make(feature_dim=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["solve_time", "memory"])
+@pytest.mark.parametrize("name", ["solve_time", "memory", "generalized"])
 def test_the_benchmarks_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     command = [sys.executable, str(script), "--quick", "--device", "cpu", "--out", str(tmp_path)]

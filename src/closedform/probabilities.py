@@ -30,9 +30,10 @@ def fit_temperature(f: Tensor, y: Tensor, steps: int = 60) -> float:
     """The temperature at which `tempered` has the least cross-entropy on held-out outputs `f (n, classes)` with labels
     `y (n,)`, or rows of probabilities `(n, classes)`.
 
-    The cross-entropy is convex in `1 / temperature`, so the root of its derivative is bracketed and then halved. Where every
-    sample is right, and no temperature is too low, the lowest one that was tried is returned: the spread of the outputs
-    divided by 1e4. Where the outputs are worse than nothing it is the highest, the spread times 1e4.
+    The labels are smoothed by 1 / (n + 1), as Platt did: where all of a few samples are right, no temperature would be too
+    low otherwise. The cross-entropy is convex in `1 / temperature`, so the root of its derivative is bracketed and the
+    bracket halved. Where the outputs are worse than nothing, the highest temperature that was tried is returned: their
+    spread times 1e4.
     """
     if f.ndim != 2 or f.shape[0] == 0 or not (y.shape == f.shape or y.shape == f.shape[:1]):
         raise ValueError(f"outputs (n, classes) and labels (n,) are needed, got {tuple(f.shape)} and {tuple(y.shape)}")
@@ -40,6 +41,7 @@ def fit_temperature(f: Tensor, y: Tensor, steps: int = 60) -> float:
     if not bool(torch.isfinite(f).all()):
         raise ValueError("the outputs have NaN or infinite values")
     own = (f * y).sum(1) if y.shape == f.shape else f.gather(1, y.long()[:, None])[:, 0]
+    own = own * (1 - 1 / (f.shape[0] + 1))  # the outputs have mean 0, so the smoothed part adds nothing
     spread = float(f.square().mean().sqrt())
     if spread == 0:
         return 1.0

@@ -86,9 +86,10 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100",
     order = np.random.RandomState(seed).permutation(len(found.y))[:n]
     training, validation = (Images(found.x[part], found.y[part]) for part in np.split(order, [n * 8 // 10]))
     mean, std = moments(training.x)
-    arrays = [array for part in (training, validation, test) for array in (part.x, part.y.astype(np.int64))]
-    tensors = [torch.from_numpy(array) for array in arrays]
-    return Split(*tensors, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
+    (x, y), (x_v, y_v), (x_t, y_t) = (
+        (torch.from_numpy(part.x), torch.from_numpy(part.y.astype(np.int64))) for part in (training, validation, test)
+    )
+    return Split(x, y, x_v, y_v, x_t, y_t, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +186,7 @@ def _mosaics(labels: Path) -> tuple[Images, Images]:
 
 
 def _pickled(opened: Callable[[str], BinaryIO]) -> tuple[Images, Images]:
-    """The official files, each a pickled dictionary. Its checksum is compared first, and nothing but arrays is made of it."""
+    """The official files, each a pickled dictionary: its checksum is compared first, and only arrays are made of it."""
     found = []
     for name, count in (("train", TRAINING), ("test", TEST)):
         with opened(name) as file:
