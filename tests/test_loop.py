@@ -142,7 +142,7 @@ def test_a_process_may_be_killed(tmp_path, kind):
 
 
 def test_a_second_signal_does_not_wait():
-    with loop._Stop() as stop:
+    with loop.Stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         assert stop.asked

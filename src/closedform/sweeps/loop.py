@@ -85,7 +85,7 @@ def train(
         if checkpoint is not None:
             _save(checkpoint, stack, name, history, alive, time.perf_counter() - start)
 
-    with _Stop() as stop:
+    with Stop() as stop:
         while stack.t < stack.total:
             mark = next(step for step in [*at, stack.total] if step > stack.t)
             before, steps = time.perf_counter(), min(chunk, mark - stack.t)
@@ -158,13 +158,13 @@ def _resume(path: Path, stack: Stack, name: str) -> tuple[History, list[int], fl
         raise ValueError(f"the checkpoint {path} cannot be continued ({bad}); remove it to start afresh") from bad
 
 
-class _Stop:
+class Stop:
     """Turns the first Ctrl-C (or polite kill) into a question asked between steps; the second one interrupts at once."""
 
     def __init__(self) -> None:
         self.asked = False
 
-    def __enter__(self) -> _Stop:
+    def __enter__(self) -> Stop:
         self._before = {}
         if threading.current_thread() is threading.main_thread():
             for kind in (signal.SIGINT, signal.SIGTERM):
