@@ -131,6 +131,17 @@ def test_called_they_are_torchs(loss, torch_loss):
         assert torch.allclose(grid, loss(z, labels))
 
 
+@every
+def test_values_are_not_in_bfloat16(loss):
+    torch.manual_seed(0)
+    z, y = torch.randn(6, 4).bfloat16().requires_grad_(), valid_targets(loss, 6, 4).float()
+    value = loss(z, y)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert z.grad.dtype == torch.bfloat16
+    assert float(value.detach()) == pytest.approx(float(loss(z.detach().float(), y)), rel=1e-6)
+
+
 # ---- The inner steps -----------------------------------------------------------------------------
 
 

@@ -78,6 +78,12 @@ class Loss(ABC):
         return self.value(z, self.targets(y, tuple(z.shape))).mean()
 
 
+def _float(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one dtype of at least float32: a loss in bfloat16 has two digits."""
+    dtype = torch.promote_types(torch.promote_types(z.dtype, y.dtype), torch.float32)
+    return z.to(dtype), y.to(dtype)
+
+
 def _check_steps(steps: int) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"inner_steps must be a whole number of 1 or more, got {steps!r}")
@@ -137,7 +143,7 @@ class Squared(Loss):
     moments = True
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(z, y.to(z.dtype), reduction="none")
+        return F.mse_loss(*_float(z, y), reduction="none")
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return 2 * (z - y)
@@ -194,7 +200,7 @@ class GeneralizedSquared(_Classes):
         return 1 + (self.k - 1) * y
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        y = y.to(z.dtype)
+        z, y = _float(z, y)
         return self.weights(y) * F.mse_loss(z, self.m * y, reduction="none")
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
@@ -227,7 +233,7 @@ class CrossEntropy(_Classes):
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         if z.ndim != 2:  # torch has the classes in the second dimension
             return self.value(z.reshape(-1, z.shape[-1]), y.reshape(-1, z.shape[-1])).reshape(z.shape[:-1])
-        return F.cross_entropy(z, y.to(z.dtype), reduction="none")
+        return F.cross_entropy(*_float(z, y), reduction="none")
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return y.sum(-1, keepdim=True) * torch.softmax(z, -1) - y
@@ -252,7 +258,7 @@ class Logistic(Loss):
         return _valid(y, ((y >= 0) & (y <= 1)).all(-1), "0, 1 or in between")
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(z, y.to(z.dtype), reduction="none")
+        return F.binary_cross_entropy_with_logits(*_float(z, y), reduction="none")
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.sigmoid(z) - y
@@ -274,7 +280,7 @@ class Huber(Loss):
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        return F.huber_loss(z, y.to(z.dtype), reduction="none", delta=self.delta)
+        return F.huber_loss(*_float(z, y), reduction="none", delta=self.delta)
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return (z - y).clamp(-self.delta, self.delta)

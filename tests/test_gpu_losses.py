@@ -1,0 +1,189 @@
+"""The losses and the image classifier on a CUDA device: no wait for the device, capture in a graph, the CPU's results."""
+
+import time
+
+import pytest
+import torch
+
+import closedform as cf
+from closedform.data import cifar
+from closedform.experiments import cifar100, cifar100_model
+from closedform.experiments.classifier import Data, OutOfTime
+
+from .helpers import head, matrix, problem, relative
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+LOSSES = [
+    cf.OneHotSquared(0.1),
+    cf.GeneralizedSquared(5.0, 2.0),
+    cf.GeneralizedSquared(0.2, 2.0),
+    cf.CrossEntropy(3),
+    cf.Logistic(3),
+    cf.Huber(0.1, 3),
+]
+losses = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+RULES = {
+    "ridge": cf.Ridge(0.5),
+    "proximal": cf.Proximal(0.5),
+    "auto": cf.Proximal("auto"),
+    "vector": cf.Proximal(torch.linspace(1.0, 7.0, 201)),
+    "ema": cf.Ema(0.5, 0.9),
+    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
+    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
+}
+rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+# more than 128 classes are summed by segments instead of by a product
+sizes = pytest.mark.parametrize(("n", "classes"), [(16, 10), (300, 10), (300, 150), (16, 150)])
+
+
+def data(loss, n, classes, seed=0):
+    phi, y = problem(n, 200, classes, seed=seed)
+    phi = 10 * phi
+    if loss.labels:
+        return phi, (torch.arange(n) ** 2 + seed) % classes
+    return phi, torch.sigmoid(3 * y) if isinstance(loss, cf.Logistic) else y
+
+
+@losses
+@rules
+@sizes
+def test_solves_equal_the_cpus(loss, rule, n, classes):
+    layers = [head(200, classes, rule, loss=loss).to(device) for device in ("cpu", "cuda")]
+    for seed in range(3):
+        phi, y = data(loss, n, classes, seed)
+        for layer in layers:
+            layer.solve(phi.to(layer.weight), y.to(layer.weight.device))
+    assert int(layers[1].rejected) == 0
+    assert relative(matrix(layers[1]).cpu(), matrix(layers[0])) < 1e-8
+
+
+@losses
+@rules
+@sizes
+def test_no_wait_for_the_device(loss, rule, n, classes):
+    layer = head(200, classes, rule, loss=loss, dtype=torch.float32).cuda()
+    phi, y = (t.cuda() for t in data(loss, n, classes))
+    phi, weight = phi.float().requires_grad_(), torch.rand(n, device="cuda")
+    layer.solve(phi, y)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            layer.solve(phi, y)
+            layer.solve(phi, y, weight)
+            loss(layer(phi), y).backward()
+            layer.accumulate(phi, y)
+            layer.commit()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(layer.step) == 7
+
+
+@losses
+@rules
+@sizes
+def test_a_captured_solve_is_the_eager_solve(loss, rule, n, classes):
+    layers = [head(200, classes, rule, loss=loss, dtype=torch.float32).cuda() for _ in range(2)]
+    phi, y = (t.cuda() for t in data(loss, n, classes))
+    phi = phi.float()
+    start = {key: value.clone() for key, value in layers[0].state_dict().items()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            layers[0].solve(phi, y)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers[0].solve(phi, y)
+    layers[0].load_state_dict(start)
+    for seed in range(4):
+        fresh, target = (t.cuda() for t in data(loss, n, classes, seed))
+        phi.copy_(fresh)
+        y.copy_(target)
+        graph.replay()
+        layers[1].solve(fresh.float(), target)
+    assert int(layers[0].step) == 4
+    assert relative(matrix(layers[0]), matrix(layers[1])) < 1e-5
+
+
+@pytest.mark.parametrize("classes", [10, 150])
+def test_the_same_bits_every_time(classes):
+    """Sums over a class are in one order: every process of a group must find the same layer."""
+    loss = cf.GeneralizedSquared(5.0, 2.0)
+    found = []
+    for _ in range(5):
+        layer = head(200, classes, cf.Proximal(0.5), loss=loss).cuda()
+        layer.solve(*(t.cuda() for t in data(loss, 4096, classes)))
+        found.append(matrix(layer))
+    assert all(torch.equal(W, found[0]) for W in found)
+
+
+@pytest.mark.parametrize("loss", [cf.OneHotSquared(), cf.GeneralizedSquared(5.0, 2.0), cf.CrossEntropy(2)])
+@pytest.mark.parametrize("n", [16, 300])
+def test_a_label_that_is_no_class_is_rejected_and_counted(loss, n):
+    layer = head(200, 10, cf.Proximal(0.5), loss=loss, dtype=torch.float32).cuda()
+    phi, y = (t.cuda() for t in data(loss, n, 10))
+    before = matrix(layer)
+    for bad in (-100, 10):
+        layer.solve(phi.float(), y.index_fill(0, torch.tensor([3], device="cuda"), bad))
+    assert int(layer.rejected) == 2
+    assert torch.equal(matrix(layer), before)
+
+
+@pytest.fixture
+def exact():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def made(config, device):
+    return cifar100_model.classifier(config, Data(cifar.load(0, 400, source="synthetic"), torch.device(device)))
+
+
+SMALL = {"source": "synthetic", "limit": 400, "net": "small", "precision": "fp32", "epochs": 2}
+
+
+@pytest.mark.parametrize("method", [method.key for method in cifar100.METHODS])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_captured_classifier_is_the_cpus(method, optimizer, exact):
+    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=[method], **SMALL)
+    config |= {"lr": 0.02 if optimizer == "sgd" else 0.001}
+    models = [made(config, device) for device in ("cpu", "cuda")]
+    for model in models:
+        for _ in range(6):
+            model.advance()
+    weights = [model.head.weight.detach().double().cpu() for model in models]
+    assert relative(weights[1], weights[0]) < 1e-2
+    first = [next(model.backbone.parameters()).detach().double().cpu() for model in models]
+    assert relative(first[1], first[0]) < 1e-3
+    if isinstance(models[1].head, cf.ClosedFormLinear):
+        assert int(models[1].head.step) == 6  # the steps of the warm-up are undone
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_classifier_that_was_stopped_goes_on(optimizer, exact, tmp_path):
+    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=["kalman"], **SMALL)
+    config |= {"lr": 0.02 if optimizer == "sgd" else 0.001}
+    whole = made(config, "cuda")
+    expected = whole.train()
+    path, stops = tmp_path / "run.checkpoint", 0
+    while True:
+        part = made(config, "cuda")
+        try:
+            rows = part.train(checkpoint=path, deadline=time.perf_counter() + 0.05 * (stops > 0))
+            break
+        except OutOfTime:
+            stops += 1
+    assert stops > 1
+    assert rows[-1]["test"] == pytest.approx(expected[-1]["test"], abs=0.02)
+    assert relative(part.head.weight, whole.head.weight) < 1e-2
+
+
+def test_bf16_on_a_resnet():
+    (config,) = cifar100.jobs(["sgd"], [64], size="quick", methods=["kalman"], **(SMALL | {"net": "resnet18"}))
+    rows = made(config | {"precision": "bf16", "lr": 0.1, "epochs": 12}, "cuda").train()
+    assert rows[-1]["test"] > 0.8
