@@ -358,7 +358,7 @@ def test_the_papers_wall_clock_tables():
     assert timing.PAPER["resnet50", 32, 128].rtime == pytest.approx(1.66, abs=0.005)
     assert timing.PAPER["resnet18", 4096, 512].rsps == pytest.approx(0.87, abs=0.005)
     sums = [sum(column) for column in zip(*timing.PAPER.values())]
-    assert sums == pytest.approx([952.8, 1144.53, 102846.64, 81971.85], abs=0.005)  # of the columns, added up by the paper's source
+    assert sums == pytest.approx([952.8, 1144.53, 102846.64, 81971.85], abs=0.005)
     source = (ROOT / "benchmarks" / "step_overhead.py").read_text()
     block = re.search(r"PAPER = \{.*?\n\}", source, re.S)
     space = {}

@@ -260,6 +260,34 @@ def test_away_from_the_minimiser_it_is_not():
     assert relative(gradients[0], gradients[1]) > 1e-2
 
 
+class Doubled(cf.Huber):
+    """The same loss in other units."""
+
+    curvature = 2.0
+
+    def value(self, z, y):
+        return 2 * super().value(z, y)
+
+    def gradient(self, z, y):
+        return 2 * super().gradient(z, y)
+
+
+@pytest.mark.parametrize(
+    ("lam", "doubled"),
+    [(0.5, 1.0), ("auto", "auto"), (cf.per_sample(0.1), cf.per_sample(0.2))],
+    ids=["number", "auto", "each"],
+)
+@pytest.mark.parametrize("n", [4, 20])
+@pytest.mark.parametrize("rule", [cf.Proximal, lambda lam: cf.Kalman(0.9, lam=lam)])
+def test_lambda_stands_beside_the_loss_as_it_is_written(lam, doubled, n, rule):
+    one, other = head(6, 3, rule(lam), loss=cf.Huber(0.3, 4)), head(6, 3, rule(doubled), loss=Doubled(0.3, 4))
+    for seed in range(2):
+        batch = data(one.loss, n, 6, 3, seed=seed)
+        one.solve(*batch)
+        other.solve(*batch)
+    assert relative(matrix(other), matrix(one)) < 1e-9
+
+
 # ---- Batches, weights, micro-batches, the refit --------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """How strongly the last layer holds on to its past: the values that lambda (and beta) may take.
 
-Units. Every lambda and beta in this package is in the paper's **sum** units: it stands beside a squared error that is
-summed, not averaged, over the batch. `per_sample(lam)` turns a per-sample value into these units by multiplying it by
-the batch size.
+Units. Every lambda and beta in this package is in the paper's **sum** units: it stands beside a loss (`|y - z|^2`, or what
+`closedform.losses` writes for another one) that is summed, not averaged, over the batch. `per_sample(lam)` turns a
+per-sample value into these units by multiplying it by the batch size.
 
 A lambda is one of
 
@@ -160,7 +160,9 @@ class relative:  # noqa: N801
     `ratio` times its own diagonal, the batch size. `"auto"` is `relative(10)`.
 
     About `ratio` batches are then remembered in the average direction, whatever the scale of the features: multiplying all
-    features by s divides the solved weights by s and leaves predictions as they were.
+    features by s divides the solved weights by s and leaves predictions as they were. For a loss other than the squared one
+    the Gram matrix is that of its quadratic bound, with half the curvature as a sample weight, so the units of the loss do
+    not matter either.
 
     ratio: a number, or a function of the step such as `follow_lr(optimizer, 10)`.
     per_feature: every feature by its own diagonal, so that the scale of each one by itself does not matter either. A

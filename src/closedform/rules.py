@@ -205,6 +205,7 @@ class Kalman(Rule):
                      P <- (I - K phi) P (I - K phi)^T + K K^T        W <- W + (K E)^T
 
     There is no predict step before the first batch. `Proximal` is this filter with P set back to `I / lam` at every step.
+    For a loss other than the squared one phi is that of its quadratic bound, `sqrt(c/2)` times the features.
     """
 
     forget: float | lambdas.Schedule = 0.99
