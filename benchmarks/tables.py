@@ -65,6 +65,24 @@ def memory() -> str:
     return _markdown(["rows", "d", "outputs", "peak MiB", "a d x d matrix, MiB"], body)
 
 
+def qm9() -> str:
+    """Test error on QM9, at the best setting of each method."""
+    from closedform.report import panels, summary
+
+    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / "qm9"))
+    methods = [entry.method for entry in facets[0].entries]
+    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
+    body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
+    for facet in facets:
+        cells = {
+            e.method.key: "diverges" if e.diverged else f"**{e.final:.4f}**" if e.best else f"{e.final:.4f}"
+            for e in facet.entries
+        }
+        for row, method in zip(body, methods):
+            row.append(cells.get(method.key, ""))
+    return _markdown(head, body)
+
+
 if __name__ == "__main__":
-    for table in (solve_time, step_overhead, memory):
+    for table in (qm9, solve_time, step_overhead, memory):
         print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

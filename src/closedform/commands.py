@@ -62,6 +62,7 @@ def qm9(
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
     molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
     synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
@@ -82,7 +83,8 @@ def qm9(
         limit=molecules or (20_000 if quick else None),
         source="synthetic" if synthetic else "qm9",
     )
-    _run(experiment, configs, _device(device), out or Path("runs/qm9-quick" if quick else "runs/qm9"))
+    folder = out or Path("runs/qm9-quick" if quick else "runs/qm9")
+    _run(experiment, configs, folder, device=_device(device), refine=refine)
 
 
 def report(
@@ -108,11 +110,16 @@ def thin(
 def claims(
     experiment: Annotated[str, typer.Argument(help="qm9")],
     results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:
     """Check the paper's sentences about an experiment against results, by default those in the repository."""
     from .experiments import claims as checks
 
-    checks.show(experiment, results or Path("results") / experiment, Console())
+    folder = results or Path("results") / experiment
+    if markdown:
+        print(checks.markdown(checks.check(experiment, folder)))
+    else:
+        checks.show(experiment, folder, Console())
 
 
 def _device(name: str) -> str:
@@ -142,7 +149,7 @@ def _catalogue() -> None:
     Console().print(table)
 
 
-def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path) -> None:
+def _run(experiment: Any, configs: list[dict[str, Any]], out: Path, **options: Any) -> None:
     """Run an experiment with a progress bar; then its table, its report and one sentence."""
     from . import report as page
 
@@ -158,6 +165,9 @@ def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path)
 
             def step(config: dict[str, Any], t: int, total: int) -> None:
                 name = experiment.name(config)
+                if name not in work:  # a stack that the results of others have asked for
+                    work[name] = experiment.work(config)
+                    progress.update(task, total=sum(work.values()))
                 done = sum(work[other] for other in finished) + work[name] * t / total
                 progress.update(task, completed=done, description=name)
 
@@ -166,7 +176,7 @@ def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path)
 
             for config in experiment.finished(configs, out):
                 finished.add(experiment.name(config))
-            experiment.run(out, configs, device=device, progress=step, done=ended)
+            experiment.run(out, configs, **options, progress=step, done=ended)
             progress.update(task, completed=sum(work.values()), description="finished")
     except KeyboardInterrupt:
         console.print(

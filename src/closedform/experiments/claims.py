@@ -217,6 +217,15 @@ def check(name: str, folder: Path) -> list[Check]:
     return [result for checks in CHECKS[name] for result in checks(Table(table))]
 
 
+def markdown(checks: list[Check]) -> str:
+    """The checks as a table for a page."""
+    lines = ["| | claim | figures |", "|---|---|---|"]
+    for result in checks:
+        verdict = "holds" if result.holds else "**does not hold**"
+        lines.append(f"| {verdict} | {'(ours) ' if result.beyond else ''}{result.claim} | {result.figures} |")
+    return "\n".join(lines)
+
+
 def show(name: str, folder: Path, console: Any) -> None:
     """Print every check."""
     checks = check(name, folder)
