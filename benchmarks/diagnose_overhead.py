@@ -22,7 +22,7 @@ CELLS = [  # batch, features, hidden layers
     (256, 512, 2),
     (1024, 512, 2),
 ]
-EVERY = 100  # the default
+EVERY = 200  # the default
 INPUTS, OUTPUTS = 32, 12
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         step, diagnosis = (single[k]["median_ms"] for k in ("step", "diagnosis"))
         row: dict = {"batch": batch, "d": dim, "every": EVERY, "single": single, "share": diagnosis / (EVERY * step)}
         row["rounds"] = interleaved(
-            sides["rounds"], args.device, 1.0 if args.quick else 25.0, least=3 if args.quick else 9
+            sides["rounds"], args.device, 1.0 if args.quick else 25.0, least=3 if args.quick else 5
         )
         plain = row["rounds"]["without"]
         row["rounds_share"] = row["rounds"]["with"]["median_ms"] / plain["median_ms"] - 1

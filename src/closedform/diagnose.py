@@ -2,7 +2,7 @@
 
     print(cf.diagnose(backbone, head, loader))         # one page of text; .plot("head.png") draws it
 
-    watch = cf.Diagnostics(head, every=100)
+    watch = cf.Diagnostics(head, every=200)
     for x, y in loader:
         phi = backbone(x)
         watch(phi, y)                                  # before the solve: what is it about to gain?
@@ -162,7 +162,7 @@ class Diagnostics:
     At other steps a call does nothing but count. benchmarks/diagnose_overhead.py measures its share of a training step.
     """
 
-    def __init__(self, head: nn.Linear, every: int = 100):
+    def __init__(self, head: nn.Linear, every: int = 200):
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self.head, self.every = head, every
