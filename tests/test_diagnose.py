@@ -70,10 +70,22 @@ def test_one_solve_goes_as_far_as_it_says():
     phi, y = problem(50, 6, 1, condition=20.0)
     layer = head(6, 1, cf.Proximal(0.2), bias=False)
     before, best = phi @ matrix(layer).T, phi @ cp.best_layer(phi, y).T
-    moved = cf.diagnose_batch(layer, phi, y).moved
+    found = cf.diagnose_batch(layer, phi, y)
     layer.solve(phi, y)
-    way = ((phi @ matrix(layer).T - before) * (best - before)).sum() / (best - before).square().sum()
-    assert moved == pytest.approx(float(way), rel=1e-9)
+    after = phi @ matrix(layer).T
+    way = ((after - before) * (best - before)).sum() / (best - before).square().sum()
+    assert found.moved == pytest.approx(float(way), rel=1e-9)
+    gains = [(y - before).square().sum() - (y - end).square().sum() for end in (after, best)]
+    assert found.solve_share == pytest.approx(float(gains[0] / gains[1]), rel=1e-9)
+
+
+def test_a_full_solve_goes_all_the_way():
+    """Without lambda, also where the features lack some directions."""
+    phi, y = features(30, 6, rank=4), problem(30, 6, 2)[1]
+    found = cf.diagnose_batch(head(6, 2, cf.Ridge(0.0), bias=False), phi, y)
+    assert found.rank == 4
+    assert found.moved == pytest.approx(1)
+    assert found.solve_share == pytest.approx(1)
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.3])

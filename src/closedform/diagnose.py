@@ -83,14 +83,30 @@ class Diagnosis:
     @property
     def moved(self) -> float:
         """How far one solve moves the layer towards its batch's own solution, as a share of the reachable residual:
-        `E[s / (s + lam)]`, s eigenvalues. For `Kalman` with the precision that the average direction has by now as lambda.
-        """
-        if math.isnan(self.lam) or not bool(self.residual.any()):
-            return math.nan
-        held = self.lam
-        if isinstance(self.rule, Kalman):
-            held = (self.memory - 1) * self.lam / self.lam_ratio
-        return float((self.residual * self.eigenvalues / (self.eigenvalues + held)).sum())
+        `E[s / (s + lam)]`, s eigenvalues."""
+        return float((self.residual * (1 - self._kept)).sum()) if self._open else math.nan
+
+    @property
+    def solve_share(self) -> float:
+        """What one solve of the rule gains, in the same units as `gradient_share`: a share of what the full closed-form step
+        gains, which has no lambda. By design it is small where the rule averages over many batches."""
+        return float((self.residual * (1 - self._kept**2)).sum()) if self._open else math.nan
+
+    @property
+    def held(self) -> float:
+        """The lambda of the next solve: for `Kalman` the precision that the average direction has gathered by now."""
+        return (self.memory - 1) * self.lam / self.lam_ratio if isinstance(self.rule, Kalman) else self.lam
+
+    @property
+    def _kept(self) -> Tensor:
+        """The share of the residual that one solve leaves in each direction: `lam / (s + lam)`, all of it where s = 0."""
+        s, lam = self.eigenvalues, self.held
+        return torch.where(s > 0, lam / (s + lam), torch.ones_like(s))
+
+    @property
+    def _open(self) -> bool:
+        """Whether there is a rule, and something for it to gain."""
+        return not math.isnan(self.lam) and bool(self.residual.any())
 
     @property
     def lag(self) -> float:

@@ -45,8 +45,7 @@ def _closed(axis: Any, d: Diagnosis) -> None:
     axis.axhline(0, color=GREY, linewidth=0.8)
     axis.plot(grid, torch.ones_like(grid), color=GREY, linewidth=1.5, label="closed form")
     if d.lam >= 0:
-        held = d.lam if math.isnan(d.memory) or d.memory <= 1 else (d.memory - 1) * d.lam / d.lam_ratio
-        closed = 1 - (held / (grid + held)) ** 2
+        closed = 1 - (d.held / (grid + d.held)) ** 2
         axis.plot(grid, closed, color=BLUE, linewidth=2, label=f"one solve, {type(d.rule).__name__}")
     axis.plot(grid, 1 - (1 - rate * grid) ** 2, color=ORANGE, linewidth=2, label="gradient step, best rate")
     sizes = 12 + 300 * p / p.max()
@@ -55,7 +54,7 @@ def _closed(axis: Any, d: Diagnosis) -> None:
     if rate * w.max() > 2:  # past that the step makes the direction worse than it was
         axis.set_ylim(bottom=-1.05)
     axis.set_title(f"gradient step: at most {100 * d.gradient_share:.3g} % (dots: the residual)", fontsize=10)
-    axis.legend(frameon=False, fontsize=9, loc="center left")
+    axis.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.9))
 
 
 def history(entries: list[tuple[int, Diagnosis]], path: Path) -> Path:
@@ -103,6 +102,6 @@ def _pyplot() -> Any:
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     _pyplot().close(figure)
     return path

@@ -96,7 +96,7 @@ def _worth(d: Diagnosis) -> Iterable[str]:
     if d.gradient_share < 0.2:
         yield (
             f"Solving pays here: a gradient step on the last layer, at its best rate, would gain at most "
-            f"{_percent(d.gradient_share)} of what a closed-form step gains."
+            f"{_percent(d.gradient_share)} of what a full solve gains."
         )
     if d.gradient_share > 0.9:
         yield (
@@ -123,7 +123,9 @@ def page(d: Diagnosis) -> str:
         name = "beta" if isinstance(d.rule, (Ridge, Ema)) else "lambda"
         lam = f"{name} = {d.lam:.4g}, {_power(d.lam_ratio)} times the mean diagonal of a batch's Gram"
         rule = f"{d.rule}, {d.solves} solves, {d.rejected} rejected"
-    solve = "-" if math.isnan(d.moved) else f"goes {_percent(d.moved)} of the way to its batch's own solution"
+    solve = "-"
+    if not math.isnan(d.moved):
+        solve = f"of this rule gains {_percent(d.solve_share)} of that, goes {_percent(d.moved)} of the way"
     rows = [
         ("data", f"{d.samples} samples in batches of {d.batch_size:.0f}"),
         ("layer", f"{d.features} features{' and a bias' if d.bias else ''}, {d.outputs} outputs"),
@@ -150,7 +152,8 @@ def page(d: Diagnosis) -> str:
 def _gradient(d: Diagnosis) -> str:
     if math.isnan(d.gradient_share):
         return "nothing left to gain: the layer is the best one"
-    return f"gains at most {_percent(d.gradient_share)} of a solve (coefficient of variation {d.variation:.3g})"
+    share, variation = _percent(d.gradient_share), f"coefficient of variation {d.variation:.3g}"
+    return f"gains at most {share} of what a full solve (lambda = 0) gains ({variation})"
 
 
 def _wrapped(text: str, width: int = 100) -> list[str]:

@@ -56,6 +56,12 @@ class Flow:
         return torch.tensor([split(phi, self.Y).share for phi in self.phi], dtype=torch.float64)
 
     @property
+    def missing(self) -> Tensor:
+        """`|Y_perp|^2 / |Y|^2` at every time: the rest, and exact where it is tiny."""
+        parts = [split(phi, self.Y).unattainable.square().sum() for phi in self.phi]
+        return torch.stack(parts) / self.Y.square().sum()
+
+    @property
     def drift(self) -> float:
         """The largest relative change of the conserved matrix: the error of the integration."""
         start = conserved(self.phi[0], self.K)
