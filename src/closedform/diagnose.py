@@ -31,7 +31,7 @@ from .rules import Ema, Kalman, Proximal, Ridge, Rule
 from .statistics import Statistics, check_batch, extend, features_of
 from .theory.one_step import bound, variation
 
-NOTHING = 1e-12  # a gain below this share of what there is to explain is rounding error
+NOTHING = 1e-12  # a gain, or a variation, below this share of the whole is rounding error
 
 
 @dataclass(frozen=True)
@@ -243,9 +243,8 @@ def _assemble(
     """w: eigenvalues over all samples; mass: squared residual along each; diagonal: of the Gram; spread: of the features
     about their means."""
     d, o = head.in_features, head.out_features
-    rounding = torch.finfo(w.dtype).eps * n
     zero = diagonal[:d] == 0
-    still = (spread <= rounding * diagonal[:d]) & ~zero
+    still = (spread <= NOTHING * diagonal[:d]) & ~zero
     gain = mass.sum()
     left = gain > NOTHING * (total + error)
     best = (error - gain).clamp(min=0)

@@ -1,7 +1,7 @@
 """Every statement of the paper's theory, computed and drawn: the numbers and figures of docs/theory.md.
 
 `run(out, quick)` writes `theory.json`, a figure for each study, and the text and pictures of a diagnosis. Everything is
-seeded and runs on one thread in a few minutes; `quick` does less of everything, to see that it works.
+seeded and takes about a minute on one thread; `quick` does less of everything, to see that it works.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def run(
 
     The figures and the text of the diagnosis go to `figures`, by default to `out` as well. `say` is told of each study.
     """
-    scipy_integrate(), pyplot()  # what is missing is better known now than at the end
+    for needed in (scipy_integrate, pyplot):
+        needed()  # what is missing is better known now than at the end
     figures = out if figures is None else figures
     for folder in (out, figures):
         folder.mkdir(parents=True, exist_ok=True)
