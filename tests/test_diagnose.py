@@ -268,6 +268,24 @@ def test_features_that_are_all_zero(tmp_path):
     assert result.plot(tmp_path / "zero.png").exists()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("n", [8, 60])
+@pytest.mark.parametrize("rule", [cf.Proximal("auto"), cf.Kalman()])
+def test_on_a_device(n, rule):
+    phi, y = problem(n, 12, 2)
+    layers = [head(12, 2, rule), head(12, 2, rule).cuda()]
+    for layer, place in zip(layers, ("cpu", "cuda")):
+        layer.solve(phi.to(place), y.to(place))
+    a, b = cf.diagnose_batch(layers[0], phi, y), cf.diagnose_batch(layers[1], phi.cuda(), y.cuda())
+    c = cf.diagnose(nn.Identity(), layers[1], [(phi, y)])
+    for other in (b, c):
+        assert other.gradient_share == pytest.approx(a.gradient_share, rel=1e-6)
+        assert other.error == pytest.approx(a.error, rel=1e-6)
+        assert other.memory == pytest.approx(a.memory, rel=1e-6)
+        assert str(other).splitlines()[3:5] == str(a).splitlines()[3:5]
+
+
 def test_importing_draws_in_neither_scipy_nor_matplotlib():
     code = "import sys, closedform, closedform.theory; assert not {'scipy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -96,9 +96,8 @@ def test_dragging_a_point_moves_the_curve_and_both_paths(visit):
     assert all(a != b for a, b in zip([curve(page), *paths(page)], before))
     assert page.get_attribute(".cfl-map image", "href") != image
     assert centre(page, ".cfl-data .cfl-handle .cfl-dot") == pytest.approx((x + 40, y - 30), abs=2)
-    page.mouse.move(x, y)  # released: it no longer follows
     after = curve(page)
-    page.mouse.move(x + 5, y + 5)
+    page.mouse.move(x + 45, y - 26, steps=2)  # released: it no longer follows, though the pointer is still on it
     assert curve(page) == after
     page.click("button")
     assert [curve(page), *paths(page)] == before
@@ -108,13 +107,22 @@ def test_dragging_by_touch(visit):
     page = visit(width=390, has_touch=True, is_mobile=True)
     dot = page.locator(".cfl-data .cfl-handle").nth(1)
     dot.scroll_into_view_if_needed()
-    before = curve(page)
+    before, scrolled = curve(page), page.evaluate("scrollY")
     x, y = centre(page, ".cfl-data .cfl-handle .cfl-dot", 1)
     session = page.context.new_cdp_session(page)
-    for kind, points in (("touchStart", [(x, y)]), ("touchMove", [(x + 20, y + 30)]), ("touchEnd", [])):
+
+    def touch(kind, *points):
         touches = [{"x": a, "y": b} for a, b in points]
         session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
+        page.wait_for_timeout(30)
+
+    touch("touchStart", (x, y))
+    for k in range(1, 7):  # upwards, which would scroll the page were the finger not on a point
+        touch("touchMove", (x + 2 * k, y - 10 * k))
+    touch("touchEnd")
     assert curve(page) != before
+    assert page.evaluate("scrollY") == scrolled
+    assert centre(page, ".cfl-data .cfl-handle .cfl-dot", 1) == pytest.approx((x + 12, y - 60), abs=2)
 
 
 def test_moving_theta(visit):

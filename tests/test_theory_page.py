@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,15 @@ def test_the_names_on_the_page_exist():
         found = theory
         for part in name.split("."):
             found = getattr(found, part)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path):
+    script = ROOT / "benchmarks" / "diagnose_overhead.py"
+    command = [sys.executable, str(script), "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    (row,) = json.loads((tmp_path / "diagnose_overhead-cpu.json").read_text())["rows"]
+    assert 0 < row["share"] < 0.05
 
 
 @pytest.mark.slow

@@ -102,16 +102,7 @@ def diagnosis(out: Path, quick: bool) -> Study:
         found = diagnose(net, head, [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)])
         found.plot(out / f"diagnosis_{name}.png")
         pages.append(str(found))
-        keys = (
-            "gradient_share",
-            "variation",
-            "effective_rank",
-            "attainable",
-            "lam_ratio",
-            "memory",
-            "error",
-            "best_error",
-        )
+        keys = ("gradient_share", "solve_share", "variation", "effective_rank", "attainable", "lam_ratio", "memory")
         result[name] = {key: getattr(found, key) for key in keys}
     (out / "diagnosis.txt").write_text("\n\n\n".join(pages) + "\n")
     return result

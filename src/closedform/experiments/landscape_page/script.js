@@ -116,6 +116,8 @@
       event.preventDefault();
       group.focus({ preventScroll: true });
     });
+    // or a finger would scroll the page instead: `touch-action` is not heeded on parts of an SVG
+    group.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     group.addEventListener("pointermove", (event) => {
       if (group.classList.contains("cfl-held")) move(...plot.at(event));
     });
