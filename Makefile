@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: demo test test-all lint bench clean
 
 demo: $(STAMP)
-	$(BIN)/closedform demo
+	$(BIN)/closedform paper qm9 --quick
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
@@ -26,9 +26,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/step_overhead.py
 
 clean:
-	rm -rf .venv build dist results/demo .pytest_cache .ruff_cache
+	rm -rf .venv build dist runs .pytest_cache .ruff_cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,dask,dev]"
 	touch $(STAMP)

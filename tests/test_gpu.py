@@ -5,7 +5,9 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
+from closedform.sweeps import elimination
 
+from . import test_stacked as stacked
 from .helpers import backbone, batches, head, matrix, problem, relative
 from .test_torture import nasty
 
@@ -197,3 +199,31 @@ def test_a_bad_number_is_an_error_on_the_device_too(n):
     with pytest.raises(ValueError, match="lambda must be positive"):
         layer.solve(*(t.float().cuda() for t in problem(n, 200, 3)))
     assert int(layer.attempts) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("batch_size", "seeds"), [(8, (0, 3)), (30, (0, 3)), (8, (2,))])
+def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds):
+    candidates = list(stacked.RULES.values())
+    X, Y = stacked.data(len(seeds))
+    errors = []
+    for device in ("cpu", "cuda"):
+        made = stacked.stack(candidates, seeds, batch_size=batch_size, optimizer=optimizer, device=device)
+        made.advance(40)
+        made.keep(range(len(candidates)))  # and once more, captured anew
+        made.advance(20)
+        errors.append(made.evaluate(X, Y))
+    assert made._graph is not None
+    assert relative(errors[1], errors[0]) < 1e-7
+
+
+@pytest.mark.parametrize("m", [5, 32, 257])
+def test_elimination_by_triton_equals_the_cpus(m):
+    g = torch.Generator().manual_seed(m)
+    X = torch.randn(6, m, 2 * m, generator=g, dtype=torch.float64)
+    K, B = X @ X.mT, torch.randn(6, m, 12, generator=g, dtype=torch.float64)
+    K[3] = -K[3]
+    solved, ok = elimination.solve(K.cuda(), B.cuda())
+    assert ok.tolist() == [True, True, True, False, True, True]
+    sound = [0, 1, 2, 4, 5]
+    assert relative(solved[sound].cpu(), torch.linalg.solve(K, B)[sound]) < 1e-10

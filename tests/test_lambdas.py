@@ -121,3 +121,42 @@ def test_a_tensor_lambda_is_saved_with_the_head():
     other.solve(*problem(4, 6, 2))
     assert int(layer.rejected) == 0
     assert torch.equal(matrix(layer), matrix(other))
+
+
+def test_relative_of_ten_is_auto():
+    phi, y = problem(4, 6, 2)
+    auto, same, other = (
+        head(6, 2, rule) for rule in (cf.Proximal("auto"), *(cf.Proximal(lambdas.relative(r)) for r in (10.0, 3.0)))
+    )
+    for layer in (auto, same, other):
+        layer.solve(phi, y)
+    assert torch.equal(matrix(auto), matrix(same))
+    assert relative(matrix(auto), matrix(other)) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [cf.Proximal, cf.Ridge, lambda lam: cf.Kalman(0.9, lam=lam)])
+def test_relative_per_feature_does_not_see_the_scale_of_any_feature(rule):
+    scale = torch.tensor([1e-3, 1e3, 1.0, 0.1, 30.0, 5.0], dtype=torch.float64)
+    lam = lambdas.relative(2.0, per_feature=True)
+    plain, scaled = (head(6, 2, rule(lam)) for _ in range(2))
+    for layer in (plain, scaled):
+        layer.set_weights_(torch.zeros(2, 7))
+    for seed in range(3):
+        phi, y = problem(4, 6, 2, seed=seed)
+        plain.solve(phi, y)
+        scaled.solve(scale * phi, y)
+    assert relative(scaled(scale * phi), plain(phi)) < 1e-10
+
+
+def test_relative_takes_a_schedule_and_a_feature_that_is_zero():
+    phi, y = problem(4, 6, 2)
+    phi[:, 2] = 0
+    lam = lambdas.relative(lambdas.linear(1.0, 3.0, 2), per_feature=True)
+    layer, explicit = head(6, 2, cf.Proximal(lam)), head(6, 2, None)
+    diagonal = phi.square().sum(0)
+    diagonal[2] = diagonal.mean()
+    explicit.rule = cf.Proximal(lambda step: (1.0 + step).clamp(max=3.0) * torch.cat([diagonal, torch.tensor([4.0])]))
+    for _ in range(3):
+        layer.solve(phi, y)
+        explicit.solve(phi, y)
+        assert relative(matrix(layer), matrix(explicit)) < 1e-12

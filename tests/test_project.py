@@ -1,4 +1,4 @@
-"""What a reader meets first: README, demo, backbones, benchmarks."""
+"""What a reader meets first: README, backbones, benchmarks."""
 
 import importlib.util
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import closedform as cf
 from closedform.models.resnet import resnet18, resnet50
@@ -65,23 +64,6 @@ def test_the_readmes_loops_run():
         assert int(space["head"].step) == 30
 
 
-def test_the_demo(tmp_path, monkeypatch):
-    import typer
-
-    from closedform import cli
-
-    app = typer.Typer()
-    app.command()(cli.demo)
-    monkeypatch.setattr("closedform.experiments.demo.WIDTH", 16)
-    result = CliRunner().invoke(app, ["--quick", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "Lowest test error" in result.output
-    runs = json.loads((tmp_path / "demo.json").read_text())["runs"]
-    assert {run["method"] for run in runs} == {"l2", "ridge", "proximal", "kalman"}
-    assert all(run["rejected"] == 0 for run in runs)
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
-
-
 def test_the_command_line_names_a_missing_extra(tmp_path):
     code = "import sys; sys.modules['typer'] = None; from closedform.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -92,8 +74,11 @@ def test_the_command_line_names_a_missing_extra(tmp_path):
 def test_importing_needs_torch_and_numpy_only():
     code = (
         "import sys\n"
-        "for name in ('typer', 'rich', 'matplotlib', 'pandas', 'scipy', 'sklearn', 'triton'): sys.modules[name] = None\n"
-        "import closedform, closedform.reference, closedform.models.resnet"
+        "extras = 'typer rich matplotlib pandas pyarrow joblib dask distributed qm9pack scipy sklearn triton'\n"
+        "for name in extras.split(): sys.modules[name] = None\n"
+        "import closedform, closedform.reference, closedform.models.resnet\n"
+        "import closedform.data.qm9, closedform.sweeps.grid\n"
+        "closedform.data.qm9.load(source='synthetic', limit=20)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import extras
+
 if TYPE_CHECKING:
     from .diagnose import Diagnosis
 
@@ -89,10 +91,9 @@ def _name(d: Diagnosis) -> str:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise ImportError("a picture needs matplotlib: pip install 'closedform[theory]'") from missing
+    extras.require("a picture", "theory", "matplotlib")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed, lambdas, linalg
+from . import distributed, linalg
 from .losses import Loss, Squared
 from .rules import Kalman, Proximal, Rule, Source
 from .statistics import CHUNK, Batch, Statistics, check_batch, extend
@@ -255,7 +255,7 @@ class ClosedFormLinear(StoredLinear):
         small = self.rule.small(n, self._memory(), self.step)
         if small is None or not isinstance(self.loss, Squared):
             return False
-        kernels.solve_(self._layer(kernels), batch.phi, batch.y, small.lam, lambdas.AUTO_RATIO, small.from_zero)
+        kernels.solve_(self._layer(kernels), batch.phi, batch.y, small.lam, small.ratio, small.from_zero)
         return True
 
     # ---- Predicting ------------------------------------------------------------------------------

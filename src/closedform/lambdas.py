@@ -10,7 +10,8 @@ A lambda is one of
 * a tensor of one value a feature (`in_features` of them, or one more for the bias; without that one the bias gets their
   mean),
 * a schedule: any function of the step (a 0-dim integer tensor that counts accepted solves from 0) that returns either,
-* `"auto"`: relative to the features of the batch, see `auto`.
+* `relative(ratio)`: relative to the features of the batch,
+* `"auto"`: `relative(10)`.
 
 >>> import torch
 >>> linear(1.0, 3.0, steps=4)(torch.tensor(2)).item()
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from .linalg import System
 
 Schedule = Callable[[Tensor], Union[float, Tensor]]
-Lambda = Union[float, Tensor, Schedule, Literal["auto"]]
+Lambda = Union[float, Tensor, Schedule, "relative", Literal["auto"]]
 
 AUTO_RATIO = 10.0
 
@@ -48,8 +49,8 @@ class per_sample:  # noqa: N801 - reads as a function at the call site
     lam: float | Tensor | Schedule
 
     def __post_init__(self) -> None:
-        if isinstance(self.lam, str):
-            raise ValueError(f'per_sample takes a number, a tensor or a function of the step, got "{self.lam}"')
+        if isinstance(self.lam, (str, relative)):
+            raise ValueError(f"per_sample takes a number, a tensor or a function of the step, got {self.lam!r}")
         check(self.lam, "per_sample's lambda", positive=False)
 
 
@@ -153,29 +154,46 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
         return self  # a copied head follows the same optimizer; copying that would copy the model again
 
 
-def auto(system: System) -> Tensor:
-    """Scale-free lambda: ten times the mean diagonal of the batch's Gram matrix, `10 tr(phi^T phi) / d`, and for the bias
-    ten times its own diagonal, the batch size.
+@dataclass(frozen=True)
+class relative:  # noqa: N801
+    """Scale-free: `ratio` times the mean diagonal of the batch's Gram matrix, `ratio tr(phi^T phi) / d`, and for the bias
+    `ratio` times its own diagonal, the batch size. `"auto"` is `relative(10)`.
 
-    About ten batches are then remembered in the average direction, whatever the scale of the features: multiplying all
+    About `ratio` batches are then remembered in the average direction, whatever the scale of the features: multiplying all
     features by s divides the solved weights by s and leaves predictions as they were.
+
+    ratio: a number, or a function of the step such as `follow_lr(optimizer, 10)`.
+    per_feature: every feature by its own diagonal, so that the scale of each one by itself does not matter either. A
+        feature that is zero on the whole batch gets the mean.
     """
-    diagonal = system.diagonal()
-    d = diagonal.shape[0] - int(system.bias)
-    mean = diagonal[:d].mean()
-    lam = torch.where(mean > 0, mean, torch.ones_like(mean)).expand(d)
-    if system.bias:
-        lam = torch.cat([lam, diagonal[d:]])
-    return AUTO_RATIO * lam
+
+    ratio: float | Schedule = AUTO_RATIO
+    per_feature: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.ratio):
+            if not isinstance(self.ratio, Real):
+                raise ValueError(f"relative's ratio is a number or a function of the step, got {self.ratio!r}")
+            check(self.ratio, "relative's ratio")
+
+    def of(self, system: System, step: Tensor) -> Tensor:
+        diagonal = system.diagonal()
+        d = diagonal.shape[0] - int(system.bias)
+        mean = diagonal[:d].mean()
+        mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+        lam = torch.where(diagonal > 0, diagonal, mean)[:d] if self.per_feature else mean.expand(d)
+        if system.bias:
+            lam = torch.cat([lam, diagonal[d:]])
+        return lam * (self.ratio(step) if callable(self.ratio) else self.ratio)
 
 
 def value_at(
     lam: Lambda | per_sample, n: int | float | Tensor, step: Tensor, stored: Tensor | None = None
 ) -> float | Tensor | None:
-    """The value of `lam` at this step for a batch of size `n`: a float or a tensor; None for "auto".
+    """The value of `lam` at this step for a batch of size `n`: a float or a tensor; None for what the features decide.
 
     `stored` is a tensor lambda as the head keeps it, on the right device."""
-    if isinstance(lam, str):
+    if isinstance(lam, (str, relative)):
         return None
     scale = None
     if isinstance(lam, per_sample):
@@ -193,7 +211,7 @@ def resolve(lam: Lambda | per_sample, system: System, step: Tensor, stored: Tens
     """`lam` as the system takes it: a float, a 0-dim tensor, or one value a feature (and bias)."""
     value = value_at(lam, system.n, step, stored)
     if value is None:
-        return auto(system)
+        return (lam if isinstance(lam, relative) else relative()).of(system, step)
     if isinstance(value, Tensor):
         value = value.to(device=step.device, dtype=system.dtype)
         if value.ndim == 1:
@@ -221,7 +239,7 @@ def check(lam: object, name: str, *, positive: bool = True) -> None:
         if lam != "auto":
             raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got "{lam}"')
         return
-    if callable(lam):
+    if callable(lam) or isinstance(lam, relative):
         return
     if isinstance(lam, Tensor):
         if lam.device.type != "cpu":

@@ -47,14 +47,17 @@ def _value(
 class Small(NamedTuple):
     """Ridge or proximal with one lambda: see `closedform.kernels.solve_`."""
 
-    lam: float | Tensor | None
+    lam: float | Tensor | None  # None: `ratio` times the mean diagonal of the Gram matrix
     from_zero: bool
+    ratio: float = lambdas.AUTO_RATIO
 
 
 def _small(lam: Lambda | per_sample, n: int, memory: Memory, step: Tensor, from_zero: bool) -> Small | None:
     value = lambdas.value_at(lam, n, step, memory.get("lam"))
     if value is None:
-        return Small(None, from_zero)
+        if not isinstance(lam, lambdas.relative):
+            return Small(None, from_zero)
+        return None if lam.per_feature or callable(lam.ratio) else Small(None, from_zero, lam.ratio)
     if isinstance(value, Tensor):
         return Small(value.to(step.device, torch.float64), from_zero) if value.ndim == 0 else None
     return Small(value, from_zero) if value > 0 else None
@@ -237,18 +240,18 @@ class _Leak(NamedTuple):
     value: Tensor
 
 
-_LEAK = 1e-8
-_LEAKING = 32  # features a step, in turn
+LEAK = 1e-8
+LEAKING = 32  # features a step, in turn
 
 
 def _leak(prior: Tensor, gamma: float | Tensor, step: Tensor) -> _Leak:
     """Forgetting inflates the variance of directions that no batch shows (dead units, features of low rank) without end,
     until rounding errors count as data. So a trace of the prior is never forgotten: in the long run no direction has less
-    than `_LEAK` of its precision. Features get theirs in turn, a few a step, which costs no more than a small batch."""
+    than `LEAK` of its precision. Features get theirs in turn, a few a step, which costs no more than a small batch."""
     D = prior.shape[0]
-    count = min(_LEAKING, D)
+    count = min(LEAKING, D)
     index = (step * count + torch.arange(count, device=prior.device)) % D
-    return _Leak(index, prior[index] * (_LEAK * D / count * (1 - gamma)) * (step > 0))
+    return _Leak(index, prior[index] * (LEAK * D / count * (1 - gamma)) * (step > 0))
 
 
 def _predict_information(A: Tensor, gamma: float | Tensor, q: float) -> Tensor:

@@ -18,7 +18,7 @@ from .rules import Rule
 _PREFIX = "memory_"  # of the buffers that hold the rule's memory
 _LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
 
-_INITS: dict[str, Callable[[int, int], float]] = {
+INITS: dict[str, Callable[[int, int], float]] = {
     "zeros": lambda d, o: 0.0,
     "lecun": lambda d, o: (1 / d) ** 0.5,
     "xavier": lambda d, o: (2 / (d + o)) ** 0.5,
@@ -39,8 +39,8 @@ class StoredLinear(nn.Linear):
         device: Any,
         dtype: torch.dtype | None,
     ):
-        if init not in _INITS:
-            raise ValueError(f"init must be one of {', '.join(_INITS)}, got {init!r}")
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"a head needs a floating point dtype, got {dtype}")
         self.init = init
@@ -84,7 +84,7 @@ class StoredLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw the weights anew, as `init` says, and forget everything."""
         with torch.no_grad():
-            self.weight.normal_(0, _INITS[self.init](self.in_features, self.out_features))
+            self.weight.normal_(0, INITS[self.init](self.in_features, self.out_features))
             if self.bias is not None:
                 self.bias.zero_()
         self._reset_memory()

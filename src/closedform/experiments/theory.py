@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import __version__
+from .. import __version__, extras
 from ..diagnose import diagnose
 from ..head import ClosedFormLinear
 from ..rules import Proximal
-from ..theory._optional import scipy_integrate
-from . import demo, landscape, theory_figures
-from .figures import pyplot
-from .theory_studies import STUDIES, Study
+from . import landscape, theory_figures
+from .theory_studies import STUDIES, Study, normal
 
 
 def run(
@@ -34,8 +32,7 @@ def run(
 
     The figures and the text of the diagnosis go to `figures`, by default to `out` as well. `say` is told of each study.
     """
-    for needed in (scipy_integrate, pyplot):
-        needed()  # what is missing is better known now than at the end
+    extras.require("the theory", "theory", "scipy", "matplotlib")  # better known now than at the end
     figures = out if figures is None else figures
     for folder in (out, figures):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,15 +78,25 @@ def landscape_numbers() -> Study:
     return result
 
 
+def regression(n: int) -> tuple[Tensor, Tensor]:
+    """Five smooth functions of eight inputs, standardised, with a little noise."""
+    draw = normal(0)
+    x = draw(n, 8)
+    a, b, c, d, e, f, g, h = x.T
+    y = torch.stack([torch.sin(2 * a), b * c, torch.tanh(d + e), f.abs(), g * h + a], 1)
+    y = (y - y.mean(0)) / y.std(0) + 0.05 * draw(n, 5)
+    return x.float(), y.float()
+
+
 def diagnosis(out: Path, quick: bool) -> Study:
-    """A network on the demo's robot arm, with a sound lambda and with one that freezes the head."""
-    x, y = demo.load(1000 if quick else 4000)["train"]
+    """One network trained twice, with a sound lambda and with one that freezes the head."""
+    x, y = regression(1000 if quick else 4000)
     result: Study = {}
     pages = []
     for name, rule in (("auto", Proximal("auto")), ("frozen", Proximal(1e7))):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(demo.LINKS, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
-        head = ClosedFormLinear(64, demo.OUTPUTS, rule=rule)
+        net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        head = ClosedFormLinear(64, y.shape[1], rule=rule)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
         for _ in range(50 if quick else 500):
             index = torch.randint(0, len(x), (64,))

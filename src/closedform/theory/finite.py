@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import extras
 from . import flow
-from ._optional import scipy_integrate
 from .critical_points import best_layer
 
 ACTIVATIONS = {"relu": torch.relu, "erf": torch.erf, "gelu": torch.nn.functional.gelu}
@@ -54,6 +54,9 @@ def train(network: Network, parameters: Tensor, x: Tensor, Y: Tensor, t: Tensor,
     """Features `(T, n, d)` at the times t along the gradient flow of `L*`, beta = 0, from the given parameters.
 
     The layer is solved at every instant and held for the gradient (Proposition 3.1)."""
+    extras.require("the flow of a network", "theory", "scipy")
+    from scipy.integrate import solve_ivp
+
     Y = Y.double()
 
     def right(_: float, state: np.ndarray) -> np.ndarray:
@@ -63,7 +66,7 @@ def train(network: Network, parameters: Tensor, x: Tensor, Y: Tensor, t: Tensor,
         (gradient,) = torch.autograd.grad((Y - phi @ W.T).square().sum(), theta)
         return -gradient.numpy()
 
-    solution = scipy_integrate().solve_ivp(
+    solution = solve_ivp(
         right, (0.0, float(t[-1])), parameters.numpy(), method="RK45", t_eval=t.numpy(), rtol=tolerance, atol=tolerance
     )
     if not solution.success:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._optional import scipy_integrate
+from .. import extras
 from .critical_points import best_layer, split
 
 
@@ -85,8 +85,11 @@ def integrate_at(phi: Tensor, Y: Tensor, K: Tensor, t: Tensor, *, tolerance: flo
     def right(_: float, state: np.ndarray) -> np.ndarray:
         return velocity(torch.from_numpy(state).reshape(shape), Y, K).reshape(-1).numpy()
 
+    extras.require("the flow of a kernel", "theory", "scipy")
+    from scipy.integrate import solve_ivp
+
     start = phi.double().reshape(-1).numpy()
-    solution = scipy_integrate().solve_ivp(
+    solution = solve_ivp(
         right,
         (0.0, float(t[-1])),
         start,

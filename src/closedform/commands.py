@@ -1,0 +1,204 @@
+"""The commands of `closedform`: what is asked for, how far it is, and what came out."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .sweeps.grid import SweepError
+
+
+def application() -> typer.Typer:
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        help="`closedform` on the command line.",
+        pretty_exceptions_enable=False,
+    )
+    app.command()(version)
+    app.command()(report)
+    app.command()(claims)
+    app.command()(thin)
+    figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
+    figures.callback()(paper)
+    figures.command()(qm9)
+    app.add_typer(figures, name="paper")
+    return app
+
+
+class Optimizer(str, enum.Enum):
+    sgd = "sgd"
+    adam = "adam"
+
+
+def version() -> None:
+    """Print the version."""
+    from . import __version__
+
+    print(__version__)
+
+
+def paper(
+    context: typer.Context,
+    list_: Annotated[bool, typer.Option("--list", help="Show every figure and table, and its command.")] = False,
+) -> None:
+    if list_:
+        _catalogue()
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def qm9(
+    quick: Annotated[bool, typer.Option(help="20,000 molecules, 3 epochs, one seed, few settings: minutes.")] = False,
+    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
+    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+) -> None:
+    """QM9: the learned layer against ridge, proximal and Kalman, at several batch sizes and optimizers.
+
+    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    """
+    from .experiments import qm9 as experiment
+
+    configs = experiment.jobs(
+        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        sorted(set(batch_size or ([32, 256] if quick else experiment.BATCH_SIZES))),
+        size="quick" if quick else "full",
+        epochs=epochs or (3 if quick else experiment.EPOCHS),
+        seeds=seeds or (1 if quick else experiment.SEEDS),
+        limit=molecules or (20_000 if quick else None),
+        source="synthetic" if synthetic else "qm9",
+    )
+    _run(experiment, configs, _device(device), out or Path("runs/qm9-quick" if quick else "runs/qm9"))
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; report.html in the folder otherwise.")] = None,
+) -> None:
+    """Write one self-contained HTML page from a results folder."""
+    from . import report as page
+
+    print(page.write(results, out))
+
+
+def thin(
+    results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
+    out: Annotated[Path, typer.Argument(help="The folder of the small copy.")],
+) -> None:
+    """Write a small copy of a results folder, which gives the same report."""
+    from .report.thin import thin as copy
+
+    print(copy(results, out))
+
+
+def claims(
+    experiment: Annotated[str, typer.Argument(help="qm9")],
+    results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
+) -> None:
+    """Check the paper's sentences about an experiment against results, by default those in the repository."""
+    from .experiments import claims as checks
+
+    checks.show(experiment, results or Path("results") / experiment, Console())
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda"')
+    return name
+
+
+def _catalogue() -> None:
+    from .experiments.catalogue import PAPER
+
+    table = Table(title="The paper's figures and tables")
+    for name in ("in the paper", "shows", "command"):
+        table.add_column(name)
+    for entry in PAPER:
+        table.add_row(
+            entry.what, entry.shows, f"[bold]{entry.command}[/]" if entry.command else "[dim]not built yet[/]"
+        )
+    Console().print(table)
+
+
+def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path) -> None:
+    """Run an experiment with a progress bar; then its table, its report and one sentence."""
+    from . import report as page
+
+    console = Console()
+    console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
+    work = {experiment.name(config): experiment.work(config) for config in configs}
+    finished: set[str] = set()
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    start = time.perf_counter()
+    try:
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+            task = progress.add_task("reading the data", total=sum(work.values()))
+
+            def step(config: dict[str, Any], t: int, total: int) -> None:
+                name = experiment.name(config)
+                done = sum(work[other] for other in finished) + work[name] * t / total
+                progress.update(task, completed=done, description=name)
+
+            def ended(count: int, total: int, config: dict[str, Any]) -> None:
+                finished.add(experiment.name(config))
+
+            for config in experiment.finished(configs, out):
+                finished.add(experiment.name(config))
+            experiment.run(out, configs, device=device, progress=step, done=ended)
+            progress.update(task, completed=sum(work.values()), description="finished")
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped with {len(finished)} of {len(configs)} stacks finished. The same command goes on from here."
+        )
+        sys.exit(130)
+    except SweepError as failed:
+        print(f"closedform: {failed}", file=sys.stderr)
+        sys.exit(1)
+    _best(console, out)
+    seconds = time.perf_counter() - start
+    console.print(
+        f"\nReport: {page.write(out)}    table: {out / 'results.parquet'}    {seconds:.0f} s", highlight=False
+    )
+
+
+def _best(console: Any, out: Path) -> None:
+    """The best setting of each method, and who has the lowest error."""
+    from .report import panels, summary, text
+
+    table, experiment = panels.read(out)
+    facets = summary.best_settings(table, experiment)
+    names = [text.name(experiment, column) for column in experiment.settings]
+    shown = Table(title=f"{experiment.label} of each method at its best setting")
+    for name in ("", "method", experiment.label, f"/ {experiment.methods[0].label}", "setting"):
+        shown.add_column(name, justify="right" if name.startswith(("/", experiment.label)) else "left", no_wrap=True)
+    for facet in facets:
+        for row, entry in enumerate(facet.entries):
+            value = f"[bold green]{entry.shown}[/]" if entry.best else entry.shown
+            ratio = "" if entry.ratio is None else f"{entry.ratio:.2f}"
+            used = [f"{name} {value}" for name, value in zip(names, entry.settings) if value != text.MISSING]
+            shown.add_row("" if row else ", ".join(facet.names), entry.method.label, value, ratio, ", ".join(used))
+        shown.add_section()
+    console.print(shown)
+    console.print(summary.sentence(facets, experiment), highlight=False, soft_wrap=True)

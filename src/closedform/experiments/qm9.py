@@ -1,0 +1,418 @@
+"""The paper's first experiment: twelve properties of QM9's molecules from their Coulomb matrices, by every method.
+
+The set-up is the paper's (appendix "Experimental Details"): an MLP of three layers of 256 with GELU, SGD with Nesterov
+momentum 0.9 from a last layer of zeros or Adam from a LeCun one, 50 epochs at a constant rate, batch sizes 32 to 2048, its
+grids of learning rate, lambda and beta, and the best setting by the validation error over the last fifth of training. The
+paper does not say what its learning rates refer to: here the loss is the mean over the samples of the squared error summed
+over the twelve targets. Errors are reported as means over samples and targets, which are standardised.
+
+Beyond the paper, with a rate that falls along a cosine: the Kalman filter, lambda relative to the Gram matrix ("auto"), a
+lambda for every feature, and a lambda that rises as the rate falls; and, so that the comparison is fair, the learned layer
+and the paper's proximal rule with that rate too.
+
+All models of one optimizer and batch size are trained as one stack (`closedform.sweeps.stacked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import __version__
+from ..data import qm9
+from ..lambdas import relative
+from ..models.mlp import mlp
+from ..report.spec import Curves, Experiment, Method, Sensitivity
+from ..rules import Kalman, Proximal, Ridge, Rule
+from ..sweeps import grid, loop, results
+from ..sweeps.stacked import Candidate, Stack
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_SIZES = (32, 256, 1024, 2048)
+OPTIMIZERS = ("sgd", "adam")
+EPOCHS, SEEDS = 50, 3
+WIDTHS = (435, 256, 256, 256)
+RATES = (0.1, 0.01, 0.005, 0.001, 0.0005, 0.0001)
+LAMBDAS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 5e3, 1e4, 1e5)
+BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 5e3, 1e4, 1e5)
+INITS = ("zeros", "lecun", "xavier", "he")
+ABLATED = {
+    "lam": (1e3, 1e4),
+    "lr": (0.1, 0.01, 0.005, 0.001),
+}  # what initialisations, algorithms and the bias are compared at
+OWN_RATES = {"sgd": (0.3, 0.1, 0.03, 0.01, 0.003), "adam": (0.01, 0.003, 0.001, 0.0003)}
+
+OPENING = (
+    "QM9: twelve properties of small molecules from their Coulomb matrices. Every method trains the same network; its last\n"
+    "layer is learned (l2) or solved at every step (ridge, proximal, Kalman). The table shows each method's test error, in\n"
+    "units of the targets' variance, at the setting with the least validation error. Ctrl-C stops, the same command goes on."
+)
+
+METHODS = (
+    Method("l2", "l2", "#6b7280"),
+    Method("ridge", "ridge", "#c2410c"),
+    Method("proximal", "proximal", "#1d4ed8"),
+    Method("l2 cosine", "l2, cosine", "#9ca3af"),
+    Method("proximal cosine", "proximal, cosine", "#60a5fa"),
+    Method("auto", "λ auto", "#7c3aed", ours=True),
+    Method("per feature", "λ by feature", "#db2777", ours=True),
+    Method("schedule", "λ follows rate", "#ca8a04", ours=True),
+    Method("kalman", "Kalman", "#059669", ours=True),
+)
+SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One candidate with the columns that describe it in the table."""
+
+    method: str
+    lr: float
+    init: str
+    lam: float | None = None
+    beta: float | None = None
+    ratio: float | None = None
+    forget: float | None = None
+    cosine: bool = False  # whether the rate falls; else it is constant
+
+    def candidate(self) -> Candidate:
+        follow = self.cosine and self.method in ("per feature", "schedule", "kalman")
+        return Candidate(self.lr, self._rule(), self.init, self.cosine, follow)
+
+    def _rule(self) -> Rule | None:
+        if self.method.startswith("l2"):
+            return None
+        if self.beta is not None:
+            return Ridge(self.beta)
+        if self.forget is not None:
+            return Kalman(self.forget)
+        if self.ratio is not None:
+            return Proximal(relative(self.ratio, per_feature=self.method == "per feature"))
+        assert self.lam is not None
+        return Proximal(self.lam)
+
+
+def paper_models(init: str) -> list[Model]:
+    """The paper's grid, at a constant rate: 6 + 72 + 54 models."""
+    models = [Model("l2", lr, init) for lr in RATES]
+    models += [Model("ridge", lr, init, beta=beta) for lr in RATES for beta in BETAS]
+    return models + [Model("proximal", lr, init, lam=lam) for lr in RATES for lam in LAMBDAS]
+
+
+def own_models(init: str, rates: Iterable[float]) -> list[Model]:
+    """What the paper does not have, and its methods at the same falling rate."""
+    models = []
+    for lr in rates:
+        models.append(Model("l2 cosine", lr, init, cosine=True))
+        models += [Model("proximal cosine", lr, init, lam=lam, cosine=True) for lam in (1e3, 1e4, 1e5)]
+        models.append(Model("auto", lr, init, ratio=10.0, cosine=True))
+        models += [Model("per feature", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 100.0)]
+        models += [Model("schedule", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 30.0, 100.0)]
+        models += [Model("kalman", lr, init, forget=forget, cosine=True) for forget in (0.99, 0.999)]
+    return models
+
+
+def models(optimizer: str, size: str) -> list[Model]:
+    """The models of one stack: the "full" grid, the "quick" one (the same few settings and the same falling rate for each
+    method), or those that are "ablated"."""
+    init = "zeros" if optimizer == "sgd" else "lecun"
+    if size == "ablated":
+        return [Model("proximal", lr, init, lam=lam) for lr in ABLATED["lr"] for lam in ABLATED["lam"]]
+    if size == "full":
+        others = [
+            Model("proximal", m.lr, other, lam=m.lam)
+            for other in INITS
+            if other != init
+            for m in models(optimizer, "ablated")
+        ]
+        return paper_models(init) + own_models(init, OWN_RATES[optimizer]) + others
+    rates = (0.03, 0.01, 0.003) if optimizer == "sgd" else (0.003, 0.001, 0.0003)
+    quick = [Model("l2", factor * lr, init) for lr in rates for factor in (1.0, 1.7)]
+    quick += [Model("ridge", lr, init, beta=beta) for lr in rates for beta in (10.0, 1e3)]
+    quick += [Model("proximal", lr, init, lam=lam) for lr in rates for lam in (1e3, 1e4)]
+    quick += [Model("kalman", lr, init, forget=forget) for lr in rates for forget in (0.99, 0.999)]
+    return [replace(model, cosine=True) for model in quick]
+
+
+def jobs(
+    optimizers: Sequence[str],
+    batch_sizes: Sequence[int],
+    *,
+    size: str = "full",
+    epochs: int = EPOCHS,
+    seeds: int = SEEDS,
+    limit: int | None = None,
+    source: str = "qm9",
+) -> list[dict[str, Any]]:
+    """One configuration a stack. The full experiment also compares Algorithms 1 and 2 and a layer without a bias, under
+    SGD, in a fifth of the epochs.
+
+    `only` lists the models of a stack by their numbers in `models`, where it does not have all of them."""
+    training = (limit or {"qm9": qm9.MOLECULES, "synthetic": qm9.SYNTHETIC}[source]) * 8 // 10
+    if max(batch_sizes) > training:
+        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} molecules")
+    shared = {"epochs": epochs, "first_seed": 0, "seeds": seeds, "limit": limit, "source": source, "only": ""}
+    base = {"size": size, "algorithm": 1, "bias": True}
+    made = [
+        shared | base | {"optimizer": o, "batch_size": b} for o in optimizers for b in sorted(batch_sizes, reverse=True)
+    ]
+    if size == "full" and "sgd" in optimizers:
+        short = shared | {"size": "ablated", "optimizer": "sgd", "epochs": max(1, epochs // 5)}
+        for batch_size in sorted(batch_sizes, reverse=True):
+            for algorithm, bias in ((1, True), (2, True), (1, False)):
+                made.append(short | {"batch_size": batch_size, "algorithm": algorithm, "bias": bias})
+    return made
+
+
+def refined(config: dict[str, Any], table: pd.DataFrame, seeds: int) -> dict[str, Any]:
+    """The stack of `config` for `seeds` more seeds, at the settings alone that its own rows choose for each method and
+    initial layer."""
+    runs = results.finished(table, ["method", "init", *SETTINGS], select="validation", metric="test")
+    best = results.best(runs, ["method", "init"], SETTINGS)
+    chosen = {
+        tuple(None if value != value else value for value in row) for row in best[["method", "init", *SETTINGS]].values
+    }
+    every = models(config["optimizer"], config["size"])
+    only = [k for k, m in enumerate(every) if (m.method, m.init, *(getattr(m, name) for name in SETTINGS)) in chosen]
+    later = config["first_seed"] + config["seeds"]
+    return config | {"first_seed": later, "seeds": seeds, "only": ",".join(map(str, only))}
+
+
+def _models(config: dict[str, Any]) -> list[Model]:
+    every = models(config["optimizer"], config["size"])
+    return [every[int(k)] for k in config["only"].split(",")] if config["only"] else every
+
+
+def _seeds(config: dict[str, Any]) -> range:
+    return range(config["first_seed"], config["first_seed"] + config["seeds"])
+
+
+def name(config: dict[str, Any]) -> str:
+    """A configuration in a few words, for the progress bar."""
+    told = f"{config['optimizer']}, batch size {config['batch_size']}"
+    if config["size"] != "ablated":
+        return f"{told}, more seeds" if config["only"] else told
+    return f"{told}, algorithm {config['algorithm']}" + ("" if config["bias"] else ", no bias")
+
+
+def work(config: dict[str, Any]) -> float:
+    """How long a stack takes, in units of its own: steps, which cost something whatever their size, and samples."""
+    count = len(_models(config)) * config["seeds"]
+    samples = (config["limit"] or qm9.MOLECULES) * config["epochs"]
+    return count * samples * (1 + 40 / config["batch_size"])
+
+
+def finished(configs: Iterable[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Those of the configurations that earlier runs have completed."""
+    return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
+
+
+@lru_cache(maxsize=1)
+def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.Data]:
+    splits = [qm9.load(seed, limit, source=source) for seed in seeds]  # pyright: ignore[reportArgumentType]
+    return {
+        part: loop.Data(
+            torch.stack([getattr(split, f"x_{part}") for split in splits]),
+            torch.stack([getattr(split, f"y_{part}") for split in splits]),
+        )
+        for part in ("train", "validation", "test")
+    }
+
+
+def train(
+    config: dict[str, Any],
+    *,
+    folder: Path,
+    device: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """Train the stack of one configuration; the rows are all its models at all marks."""
+    seeds = _seeds(config)
+    data = _data(seeds, config["limit"], config["source"])
+    chosen = _models(config)
+    steps = data["train"].X.shape[1] // config["batch_size"] * config["epochs"]
+    stack = Stack(
+        [mlp(WIDTHS, generator=torch.Generator().manual_seed(seed)) for seed in seeds],
+        [model.candidate() for model in chosen],
+        data["train"].Y.shape[2],
+        batch_size=config["batch_size"],
+        total=steps,
+        seeds=seeds,
+        optimizer=config["optimizer"],
+        algorithm=config["algorithm"],
+        bias=config["bias"],
+        reduction="sum",
+        tf32=True,
+        device=device,
+    )
+    stack.feed(*data["train"])
+    measured = {part: data[part] for part in ("validation", "test")}
+    history = loop.train(
+        stack, measured, checkpoint=_checkpoint(folder, config), name=grid.digest(config), progress=progress
+    )
+    table = tidy(history, chosen, seeds)
+    table["models"] = len(chosen) * config["seeds"]
+    table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    table["torch"], table["closedform"] = torch.__version__, __version__
+    return table
+
+
+def _checkpoint(folder: Path, config: dict[str, Any]) -> Path:
+    return folder / f"{grid.digest(config)}.checkpoint"
+
+
+def tidy(history: loop.History, chosen: list[Model], seeds: range) -> pd.DataFrame:
+    """A row for every model and mark."""
+    import pandas as pd
+
+    frames = []
+    for mark, step in enumerate(history.steps):
+        errors = {name: values[mark] for name, values in history.errors.items()}
+        for row, seed in enumerate(seeds):
+            frame = pd.DataFrame([vars(model) for model in chosen])
+            frame["seed"], frame["step"], frame["wall_s"] = seed, step, history.wall_s[mark]
+            for name in ("train", "validation", "test"):
+                frame[name] = errors[name][row].numpy()
+            frames.append(frame)
+    table = pd.concat(frames, ignore_index=True)
+    return table.astype(dict.fromkeys(SETTINGS, "float64"))
+
+
+def run(
+    out: Path,
+    configs: list[dict[str, Any]],
+    *,
+    device: str = "cpu",
+    refine: int = 0,
+    progress: Callable[[dict[str, Any], int, int], None] | None = None,
+    done: Callable[[int, int, dict[str, Any]], None] | None = None,
+) -> pd.DataFrame:
+    """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all.
+
+    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    parts = out / "parts"
+
+    def one(config: dict[str, Any]) -> pd.DataFrame:
+        told = None if progress is None else partial(progress, config)
+        return train(config, folder=parts, device=device, progress=told)
+
+    if len(finished(configs, out)) < len(configs):
+        _data(_seeds(configs[0]), configs[0]["limit"], configs[0]["source"])  # what is wrong with it is said at once
+    table = grid.run(one, configs, parts, progress=done, version=__version__)
+    if refine:
+        more = []
+        for config in [c for c in configs if c["size"] != "ablated"]:
+            own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
+            more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
+        configs = [*configs, *more]
+        table = grid.run(one, configs, parts, progress=done, version=__version__)
+    table = with_studies(table)
+    results.save(table, out)
+    for config in configs:
+        _checkpoint(parts, config).unlink(missing_ok=True)
+    experiment(table).save(out)
+    return table
+
+
+def with_studies(table: pd.DataFrame) -> pd.DataFrame:
+    """A column `study` that says which comparison a row belongs to; a row that serves two stands in both."""
+    import pandas as pd
+
+    default = table["optimizer"].map({"sgd": "zeros", "adam": "lecun"}) == table["init"]
+    ablated = table["size"] == "ablated"
+    shared = (table["method"] == "proximal") & table["lam"].isin(ABLATED["lam"]) & table["lr"].isin(ABLATED["lr"])
+    studies = {
+        "methods": ~ablated & default,
+        "initialisation": (table["size"] == "full") & shared,
+        "algorithms": ablated & table["bias"],
+        "bias": ablated & (table["algorithm"] == 1),
+    }
+    parts = [table[rows].assign(study=study) for study, rows in studies.items()]
+    return pd.concat(parts, ignore_index=True).drop(columns=["size", "seeds", "first_seed", "only"])
+
+
+def experiment(table: pd.DataFrame) -> Experiment:
+    """What the report has to know of a table."""
+    first = table.iloc[0]
+    molecules = (
+        "130,831 molecules"
+        if first["limit"] is None or first["limit"] != first["limit"]
+        else f"{int(first['limit']):,} molecules"
+    )
+    longest = int(table["epochs"].max())
+    figures: list[Curves | Sensitivity] = [
+        Curves(
+            "Learning curves",
+            "Test error at the best setting of each method, chosen by the validation error over the last fifth of training.",
+            {"study": ["methods"], "optimizer": list(OPTIMIZERS)},
+        ),
+        Sensitivity(
+            "How much lambda matters",
+            "Final test error of the proximal rule against λ (in sum units), at the best learning rate for each.",
+            "lam",
+            {"study": ["methods"], "method": ["proximal"], "optimizer": list(OPTIMIZERS)},
+        ),
+        Sensitivity(
+            "How much beta matters",
+            "Final test error of the ridge rule against β (in sum units), at the best learning rate for each.",
+            "beta",
+            {"study": ["methods"], "method": ["ridge"], "optimizer": list(OPTIMIZERS)},
+        ),
+    ]
+    ablations = {
+        "initialisation": ("init", "Initialisation of the last layer", "The proximal rule from four initial layers."),
+        "algorithms": (
+            "algorithm",
+            "Algorithm 1 and Algorithm 2",
+            "Solve, then step (1); step, then solve on the same batch (2).",
+        ),
+        "bias": (
+            "bias",
+            "With and without a bias",
+            "The proximal rule with the last layer's bias solved, and without one.",
+        ),
+    }
+    present = set(table["study"])
+    for study, (column, title, caption) in ablations.items():
+        if study in present:
+            epochs = int(table.loc[table["study"] == study, "epochs"].max())
+            note = "" if epochs == longest else f" {epochs} epochs."
+            where: dict[str, list] = {"study": [study], "optimizer": list(OPTIMIZERS)}
+            where |= {"init": list(INITS)} if study == "initialisation" else {}
+            told = f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}"
+            figures.append(Curves(title, told, where, column))
+    keys = set(table["method"])
+    rates = "The learning rate of every method falls along a cosine."
+    if not table["cosine"].all():
+        rates = (
+            "The first three methods are the paper's, at a constant rate and on its grids; the others have a rate that "
+            "falls along a cosine."
+        )
+    return Experiment(
+        name="qm9",
+        title="QM9: twelve molecular properties from Coulomb matrices",
+        text=(
+            f"{molecules}, split 80/10/10; an MLP of three layers of 256 with GELU; {longest} epochs; SGD with Nesterov "
+            "momentum 0.9 from a last layer of zeros, Adam from a LeCun one. The error is the mean over samples and the "
+            "twelve standardised targets; learning rates refer to the mean over samples of the error summed over "
+            "the targets.\n\n" + rates
+        ),
+        metric="test",
+        select="validation",
+        label="test MSE",
+        methods=tuple(method for method in METHODS if method.key in keys),
+        by=("optimizer", "batch_size"),
+        settings=SETTINGS,
+        figures=tuple(figures),
+        where={"study": ["methods"], "optimizer": list(OPTIMIZERS)},
+        environment={
+            name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
+        },
+    )

@@ -1,0 +1,181 @@
+"""Train a stack to its end: measure along the way, drop what has diverged, survive being stopped.
+
+A checkpoint is written now and then, by atomic rename, and read without unpickling anything but tensors. A run that was
+killed goes on from its last checkpoint, one stopped by Ctrl-C from where it stood; both end with the bits of a run that was
+never stopped, since the order of the data depends on the seed and the epoch alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..files import atomic
+from .stacked import Stack
+
+DROP = 1 / 8  # of the models must have diverged before the stack is rebuilt without them
+_CHUNK_S = 0.25  # how long a Ctrl-C or the progress bar waits for the next look
+
+
+class Data(NamedTuple):
+    """Inputs `(S, N, f)` and targets `(S, N, o)` of every seed, which models are measured on."""
+
+    X: Tensor
+    Y: Tensor
+
+
+@dataclass
+class History:
+    """What was measured: for every mark the step, the seconds since the start, and errors `(S, K)` by name."""
+
+    steps: list[int] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    errors: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, step: int, wall_s: float, errors: dict[str, Tensor]) -> None:
+        self.steps.append(step)
+        self.wall_s.append(wall_s)
+        for name, values in errors.items():
+            self.errors.setdefault(name, []).append(values)
+
+
+def marks(total: int, count: int = 50) -> list[int]:
+    """The steps at which to measure: `count` equal shares of the training, and the first share halved four times."""
+    shares = [2.0**-k for k in range(4, 0, -1)] + list(range(1, count + 1))
+    return sorted({max(1, round(total * share / count)) for share in shares})
+
+
+def train(
+    stack: Stack,
+    measured: dict[str, Data],
+    *,
+    at: Sequence[int] | None = None,
+    checkpoint: Path | None = None,
+    every_s: float = 60.0,
+    name: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> History:
+    """Train `stack`, which has been fed, for `stack.total` steps.
+
+    measured: the data sets on which errors are taken, by name; the error on the training batches is called "train".
+    at: the steps to measure at; `marks(stack.total)` where not given.
+    checkpoint: the file that holds the state in between, for the caller to remove once the result is safe. `name` is stored
+        in it, and a checkpoint of another name is refused.
+    progress: called with the step and the total a few times a second.
+    """
+    at = marks(stack.total) if at is None else sorted(at)
+    history = History()
+    alive = list(range(len(stack.candidates)))
+    K, spent = len(alive), 0.0
+    if checkpoint is not None and checkpoint.is_file():
+        history, alive, spent = _resume(checkpoint, stack, name)
+    measured = {key: Data(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in measured.items()}
+    start, saved, chunk = time.perf_counter() - spent, time.perf_counter(), 1
+    last = history.steps[-1] if history.steps else 0
+
+    def save() -> None:
+        if checkpoint is not None:
+            _save(checkpoint, stack, name, history, alive, time.perf_counter() - start)
+
+    with _Stop() as stop:
+        while stack.t < stack.total:
+            mark = next(step for step in [*at, stack.total] if step > stack.t)
+            before, steps = time.perf_counter(), min(chunk, mark - stack.t)
+            stack.advance(steps)
+            if stack.device.type == "cuda":
+                torch.cuda.synchronize(stack.device)
+            chunk = max(1, min(4 * chunk, int(steps * _CHUNK_S / max(time.perf_counter() - before, 1e-6))))
+            if stack.t == mark:
+                errors = {key: stack.evaluate(*data) for key, data in measured.items()}
+                errors["train"] = stack.average_loss(stack.t - last)
+                last = stack.t
+                history.add(last, time.perf_counter() - start, {k: _spread(v, alive, K) for k, v in errors.items()})
+                alive = _drop(stack, alive, errors)
+            if progress is not None:
+                progress(stack.t, stack.total)
+            if not alive:
+                break
+            if stop.asked:
+                save()
+                raise KeyboardInterrupt
+            if time.perf_counter() - saved > every_s:
+                save()
+                saved = time.perf_counter()
+    return history
+
+
+def _spread(values: Tensor, alive: list[int], K: int) -> Tensor:
+    """Errors of the models still there as errors of all; the others are infinite."""
+    full = torch.full((values.shape[0], K), float("inf"), dtype=values.dtype)
+    full[:, alive] = values
+    return full
+
+
+def _drop(stack: Stack, alive: list[int], errors: dict[str, Tensor]) -> list[int]:
+    """Rebuild the stack without the candidates that have diverged for every seed, once there are enough of them."""
+    finite = torch.stack([torch.isfinite(values).any(0) for values in errors.values()]).all(0)
+    kept = [k for k in range(len(alive)) if finite[k]]
+    if kept and len(alive) - len(kept) < max(1, DROP * len(alive)):
+        return alive
+    if kept:
+        stack.keep(kept)
+    return [alive[k] for k in kept]
+
+
+def _save(path: Path, stack: Stack, name: str, history: History, alive: list[int], wall_s: float) -> None:
+    body = {
+        "name": name,
+        "alive": alive,
+        "wall_s": wall_s,
+        "steps": history.steps,
+        "walls": history.wall_s,
+        "errors": {key: torch.stack(values) for key, values in history.errors.items()},
+        "stack": stack.state(),
+    }
+    with atomic(path) as file:
+        torch.save(body, file)
+
+
+def _resume(path: Path, stack: Stack, name: str) -> tuple[History, list[int], float]:
+    try:
+        body = torch.load(path, map_location=stack.device, weights_only=True)
+        if body["name"] != name:
+            raise ValueError(f"it belongs to {body['name']!r}")
+        if len(body["alive"]) < len(stack.candidates):
+            stack.keep(body["alive"])
+        stack.restore(body["stack"])
+        errors = {key: list(values.cpu()) for key, values in body["errors"].items()}
+        return History(body["steps"], body["walls"], errors), body["alive"], body["wall_s"]
+    except Exception as bad:
+        raise ValueError(f"the checkpoint {path} cannot be continued ({bad}); remove it to start afresh") from bad
+
+
+class _Stop:
+    """Turns the first Ctrl-C (or polite kill) into a question asked between steps; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> _Stop:
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                self._before[kind] = signal.signal(kind, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *exc: object) -> None:
+        for kind, handler in self._before.items():
+            signal.signal(kind, handler)

@@ -1,0 +1,150 @@
+"""A stack trained to its end: what is measured, what is dropped, and that stopping it changes nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from closedform.sweeps import loop
+from closedform.sweeps.stacked import Candidate
+
+from .helpers import relative
+from .test_stacked import RULES, STEPS, data, stack
+
+CANDIDATES = list(RULES.values())
+
+
+def measured():
+    X, Y = data()
+    return {"validation": loop.Data(X[:, :40], Y[:, :40]), "test": loop.Data(X[:, 40:], Y[:, 40:])}
+
+
+def same(one, other):
+    assert one.steps == other.steps
+    assert one.errors.keys() == other.errors.keys()
+    for name in one.errors:
+        assert all(torch.equal(a, b) for a, b in zip(one.errors[name], other.errors[name])), name
+
+
+def test_marks_are_shares_of_the_training_and_closer_at_its_start():
+    at = loop.marks(8000, 50)
+    assert at[:6] == [10, 20, 40, 80, 160, 320]
+    assert at[-1] == 8000
+    assert len(at) == 54
+    assert loop.marks(3, 50) == [1, 2, 3]
+
+
+def test_errors_are_those_at_the_marks():
+    made, other = stack(CANDIDATES), stack(CANDIDATES)
+    history = loop.train(made, measured(), at=[10, 70])
+    assert history.steps == [10, 70, STEPS]
+    other.advance(70)
+    assert torch.equal(history.errors["test"][1], other.evaluate(*measured()["test"]))
+    assert sorted(history.wall_s) == history.wall_s
+
+
+def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
+    bad = [Candidate(1e30), Candidate(1e30, CANDIDATES[4].rule)]
+    mixed = [*bad, *CANDIDATES]
+    made = stack(mixed, dtype=torch.float32)
+    at = [5, 10, 60]
+    X, Y = data(dtype=torch.float32)
+    history = loop.train(made, {"test": loop.Data(X, Y)}, at=at)
+    assert len(made.candidates) == len(CANDIDATES)
+    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), {"test": loop.Data(X, Y)}, at=at)
+    for mark in range(4):
+        assert torch.isinf(history.errors["test"][mark][:, :2]).all()
+        assert relative(history.errors["test"][mark][:, 2:], clean.errors["test"][mark]) < 2e-2
+    assert torch.isinf(history.errors["train"][-1][:, :2]).all()
+
+
+def test_a_stack_that_has_diverged_altogether_ends_early():
+    X, Y = data(dtype=torch.float32)
+    history = loop.train(stack([Candidate(1e30)], dtype=torch.float32), {"test": loop.Data(X, Y)}, at=[20, 50])
+    assert history.steps == [20]
+    assert torch.isinf(history.errors["test"][0]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, optimizer):
+    mixed = [Candidate(1e30), Candidate(1e30), *CANDIDATES]  # so that some are dropped before the interruption
+    at, path = [8, 30, 60], tmp_path / "checkpoint"
+
+    def make():
+        return stack(mixed, optimizer=optimizer, dtype=torch.float32)
+
+    X, Y = data(dtype=torch.float32)
+    sets = {"test": loop.Data(X, Y)}
+    whole = make()
+    expected = loop.train(whole, sets, at=at)
+
+    def stop(step, total):
+        if step > 40:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        loop.train(make(), sets, at=at, checkpoint=path, every_s=0, progress=stop, name="a")
+    steps = []
+    resumed = make()
+    history = loop.train(resumed, sets, at=at, checkpoint=path, name="a", progress=lambda t, total: steps.append(t))
+    assert steps[0] > 8
+    same(history, expected)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state().values(), resumed.state().values()))
+    with pytest.raises(ValueError, match="cannot be continued.*belongs to 'a'"):
+        loop.train(make(), sets, at=at, checkpoint=path, name="b")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot be continued.*remove it to start afresh"):
+        loop.train(make(), sets, at=at, checkpoint=path, name="a")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from closedform.sweeps import loop
+from tests.test_loop import CANDIDATES, measured, stack
+def slowly(step, total):
+    print(step, flush=True)
+    time.sleep(0.02)
+history = loop.train(stack(CANDIDATES), measured(), checkpoint=Path(sys.argv[1]), every_s=0, name="a", progress=slowly)
+torch.save(history.errors, sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_process_may_be_killed(tmp_path, kind):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "checkpoint"), str(tmp_path / "errors")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    reached = 0
+    while reached < 15:
+        reached = int(process.stdout.readline())
+    process.send_signal(kind)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not (tmp_path / "errors").exists()
+    if kind != signal.SIGKILL:
+        assert "KeyboardInterrupt" in stderr
+        reached = int(stdout.split()[-1]) if stdout.split() else reached
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    first = int(again.stdout.split()[0])
+    assert first > (0 if kind == signal.SIGKILL else reached)
+    errors = torch.load(tmp_path / "errors", weights_only=True)
+    expected = loop.train(stack(CANDIDATES), measured()).errors
+    for name in expected:
+        assert all(torch.equal(a, b) for a, b in zip(errors[name], expected[name])), name
+
+
+def test_a_second_signal_does_not_wait():
+    with loop._Stop() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            stop._ask()

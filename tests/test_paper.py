@@ -1,0 +1,227 @@
+"""The QM9 experiment and the commands around it, on generated molecules."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from closedform import cli, commands
+from closedform.experiments import catalogue, claims, qm9
+from closedform.report import panels, spec, summary
+from closedform.sweeps import results
+from closedform.sweeps.stacked import Candidate
+
+QUICK = ["paper", "qm9", "--quick", "--synthetic", "--molecules", "400", "--epochs", "1", "--device", "cpu"]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """The same experiment with a small network."""
+    monkeypatch.setattr(qm9, "WIDTHS", (435, 16, 16))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+
+
+def jobs(**changes):
+    options = {"size": "quick", "epochs": 1, "seeds": 1, "limit": 400, "source": "synthetic"}
+    return qm9.jobs(["sgd"], [32], **(options | changes))
+
+
+def test_the_quick_experiment_ends_with_a_table_a_sentence_and_a_page(tmp_path):
+    result = invoke(*QUICK, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("QM9: twelve properties")
+    for word in ("sgd, batch size 32", "sgd, batch size 256", "l2", "ridge", "proximal", "Kalman", "Lowest test MSE"):
+        assert word in result.output
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    table = results.load(tmp_path)
+    assert set(table["method"]) == {"l2", "ridge", "proximal", "kalman"}
+    assert set(table["batch_size"]) == {32, 256}
+
+
+def test_the_grid_is_the_papers():
+    models = qm9.paper_models("zeros")
+    counts = pd.Series([m.method for m in models]).value_counts().to_dict()
+    assert counts == {"ridge": 72, "proximal": 54, "l2": 6}
+    for optimizer in qm9.OPTIMIZERS:
+        every = qm9.models(optimizer, "full")
+        assert len(set(every)) == len(every)
+        assert {m.method for m in every} == {m.key for m in qm9.METHODS}
+        assert all(isinstance(m.candidate(), Candidate) for m in every)
+    settings = pd.Series([m.method for m in qm9.models("sgd", "quick")]).value_counts()
+    assert set(settings) == {6}, "each method has the same number of settings in the quick form"
+
+
+def test_candidates_are_what_the_columns_say():
+    made = {m.method: m.candidate() for m in qm9.models("sgd", "full")}
+    assert not any(made[name].cosine for name in ("l2", "ridge", "proximal"))
+    assert all(made[name].cosine for name in made if name not in ("l2", "ridge", "proximal"))
+    assert [name for name in made if made[name].follow] == ["per feature", "schedule", "kalman"]
+    assert made["l2 cosine"].rule is None
+    assert made["per feature"].rule.lam.per_feature
+    assert not made["schedule"].rule.lam.per_feature
+
+
+def test_studies_share_rows(tmp_path):
+    configs = [c | {"seeds": 1} for c in qm9.jobs(["sgd"], [32], epochs=1, seeds=1, limit=120, source="synthetic")]
+    assert [c["size"] for c in configs] == ["full", "ablated", "ablated", "ablated"]
+    table = qm9.run(tmp_path, configs)
+    counts = table[table["step"] == table["step"].max()].groupby("study").size()
+    assert counts["methods"] == len(qm9.models("sgd", "full")) - 24
+    assert counts["initialisation"] == 32  # four initial layers, two lambdas, four rates
+    assert counts["algorithms"] == counts["bias"] == 16
+    described, experiment = panels.read(tmp_path)
+    assert [figure.kind for figure in panels.figures(described, experiment)].count("curves") == 4
+    assert summary.best_settings(described, experiment)[0].best is not None
+    with pytest.raises(ValueError, match="does not hold the whole experiment"):
+        claims.check("qm9", tmp_path)
+
+
+def test_more_seeds_at_the_chosen_settings(tmp_path):
+    table = qm9.run(tmp_path, jobs(), refine=2)
+    last = table[table["step"] == table["step"].max()]
+    assert last.groupby("seed").size().to_dict() == {0: 24, 1: 4, 2: 4}
+    runs = results.finished(table[table["seed"] == 0], ["method", *qm9.SETTINGS], select="validation", metric="test")
+    first = results.best(runs, ["method"], qm9.SETTINGS)
+    runs = results.finished(table, ["method", *qm9.SETTINGS], select="validation", metric="test")
+    chosen = results.best(runs, ["method"], qm9.SETTINGS)
+    assert (chosen["seeds"] == 3).all()
+    columns = ["method", *qm9.SETTINGS]
+    pd.testing.assert_frame_equal(chosen[columns], first[columns])
+
+
+def test_a_finished_experiment_is_not_run_again(tmp_path, monkeypatch):
+    assert invoke(*QUICK, "--batch-size", 32, "--out", tmp_path).exit_code == 0
+    monkeypatch.setattr(qm9, "train", None)
+    again = invoke(*QUICK, "--batch-size", 32, "--out", tmp_path)
+    assert again.exit_code == 0, again.output
+    assert not list(tmp_path.glob("parts/*.checkpoint"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
+    command = [sys.executable, "-c", "from closedform.cli import main; main()", *QUICK, "--batch-size", "32"]
+    command += ["--molecules", "1500", "--epochs", "2", "--out", str(tmp_path / "a")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    while not (tmp_path / "a" / "parts").exists():
+        time.sleep(0.1)
+    time.sleep(2)
+    assert process.poll() is None, "it was over before it was stopped"
+    process.send_signal(kind)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
+    if kind == signal.SIGINT:
+        assert "The same command goes on from here." in output
+        assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
+    subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
+    command[-1] = str(tmp_path / "b")
+    subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
+    tables = [results.load(tmp_path / name).drop(columns="wall_s") for name in "ab"]
+    pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["paper", "qm9", "--device", "tpu"], "--device is 'tpu'"),
+        (["report", "nowhere"], "nowhere holds no results"),
+        (["claims", "mnist"], "no claims about 'mnist'"),
+        (["claims", "qm9", "--results", "nowhere"], "nowhere holds no results"),
+        ([*QUICK, "--molecules", "100", "--batch-size", "512", "--out", "runs-of-a-test"], "batch size 512"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["closedform", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_the_list_names_commands_that_exist():
+    result = invoke("paper", "--list")
+    assert result.exit_code == 0
+    assert "not built yet" in result.output
+    for entry in catalogue.PAPER:
+        if entry.command and entry.command.startswith("closedform"):
+            assert invoke(*entry.command.split()[1:], "--help").exit_code == 0
+
+
+def table_of(errors, study="methods", **more):
+    """A results table with one step, from (optimizer, batch size, method, setting) to an error."""
+    rows = []
+    for (optimizer, size, method, setting), error in errors.items():
+        row = {"study": study, "optimizer": optimizer, "batch_size": size, "method": method, "init": "zeros", "seed": 0}
+        row |= {"algorithm": 1, "bias": True, "step": 1, "validation": error, "test": error}
+        rows.append(row | dict.fromkeys(qm9.SETTINGS, math.nan) | {"lr": 0.1} | setting | more)
+    return pd.DataFrame(rows)
+
+
+def test_claims_are_judged_by_the_figures():
+    def proximal(errors):
+        return claims._proximal(claims.Table(table_of(errors)))
+
+    good = {
+        ("sgd", 32, "l2"): 0.2,
+        ("sgd", 32, "proximal"): 0.1,
+        ("adam", 32, "l2"): 0.1,
+        ("adam", 32, "proximal"): 0.105,
+    }
+    holds = proximal({(*key, _Setting()): value for key, value in good.items()})
+    assert [check.holds for check in holds] == [True, True]
+    assert "32: 0.50" in holds[0].figures
+    bad = good | {("sgd", 32, "proximal"): 0.21, ("adam", 32, "proximal"): 0.2}
+    assert [check.holds for check in proximal({(*key, _Setting()): v for key, v in bad.items()})] == [False, False]
+
+
+def test_lambda_claims():
+    def checks(small, large):
+        errors = {}
+        for optimizer in qm9.OPTIMIZERS:
+            for size, row in ((32, small), (2048, large)):
+                for lam, error in zip((10.0, 1e3, 1e5), row):
+                    errors[optimizer, size, "proximal", _Setting(lam=lam)] = error
+        return [check.holds for check in claims._lambda(claims.Table(table_of(errors)))]
+
+    assert checks((9.0, 1.1, 1.0), (1.0, 1.1, 3.0)) == [True, True, True, True]
+    assert checks((1.0, 1.1, 3.0), (9.0, 9.0, 1.0)) == [False, False, False, False]
+
+
+class _Setting(dict):
+    """Settings as part of a key."""
+
+    def __hash__(self):
+        return hash(tuple(self.items()))
+
+
+@pytest.mark.skipif(
+    not (ROOT / "results" / "qm9" / results.TABLE).is_file(), reason="the repository's results are not here"
+)
+def test_the_committed_results_can_be_checked_and_reported(tmp_path):
+    folder = ROOT / "results" / "qm9"
+    checks = claims.check("qm9", folder)
+    assert len(checks) >= 12
+    result = invoke("claims", "qm9", "--results", folder)
+    assert f"{sum(check.holds for check in checks)} of {len(checks)} hold" in result.output
+    assert invoke("report", folder, "--out", tmp_path / "page.html").exit_code == 0
+    experiment = spec.load(folder)
+    table = results.load(folder)
+    assert set(table["batch_size"]) == set(qm9.BATCH_SIZES)
+    assert {method.key for method in experiment.methods} == {method.key for method in qm9.METHODS}
+    assert torch.tensor(sorted(set(table["seed"]))).tolist() == [0, 1, 2]
