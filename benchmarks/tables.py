@@ -83,6 +83,23 @@ def qm9() -> str:
     return _markdown(head, body)
 
 
+def diagnose_overhead() -> str:
+    """What a diagnosis of the last layer takes of a training run (docs/theory.md)."""
+    body = [
+        [
+            str(row["batch"]),
+            str(row["d"]),
+            f"{row['single']['step']['median_ms']:.2f}",
+            f"{row['single']['diagnosis']['median_ms']:.2f}",
+            f"{row['share']:.2%}",
+            f"{row['rounds']['median']:.1%} ({row['rounds']['low']:.1%} to {row['rounds']['high']:.1%})",
+        ]
+        for row in _rows("diagnose_overhead-cpu")
+    ]
+    head = ["batch", "d", "step, ms", "diagnosis, ms", "share, every 200 steps", "runs with it against without"]
+    return _markdown(head, body)
+
+
 if __name__ == "__main__":
-    for table in (qm9, solve_time, step_overhead, memory):
+    for table in (qm9, solve_time, step_overhead, memory, diagnose_overhead):
         print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

@@ -10,7 +10,8 @@ for x, y in loader:
     opt.zero_grad(); loss.backward(); opt.step()
 """
 
-from . import lambdas, training
+from . import lambdas, theory, training
+from .diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
 from .head import ClosedFormLinear, replace_last_linear
 from .lambdas import per_sample
 from .losses import Squared
@@ -21,15 +22,20 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ClosedFormLinear",
+    "Diagnosis",
+    "Diagnostics",
     "Ema",
     "Kalman",
     "Proximal",
     "Ridge",
     "Squared",
     "Statistics",
+    "diagnose",
+    "diagnose_batch",
     "lambdas",
     "per_sample",
     "refit_",
     "replace_last_linear",
+    "theory",
     "training",
 ]

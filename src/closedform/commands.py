@@ -29,7 +29,8 @@ def application() -> typer.Typer:
     app.command()(thin)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    figures.command()(qm9)
+    for figure in (qm9, landscape, theory):
+        figures.command()(figure)
     app.add_typer(figures, name="paper")
     return app
 
@@ -85,6 +86,27 @@ def qm9(
     )
     folder = out or Path("runs/qm9-quick" if quick else "runs/qm9")
     _run(experiment, configs, folder, device=_device(device), refine=refine)
+
+
+def landscape(
+    out: Annotated[Path, typer.Option(help="The folder of the page and the picture.")] = Path("runs/landscape"),
+) -> None:
+    """Figure 1: the loss of W relu(theta x), the curve of solved layers, and two descents; a page to play with."""
+    from .experiments import landscape as experiment
+
+    for path in experiment.run(out):
+        print(path)
+
+
+def theory(
+    quick: Annotated[bool, typer.Option(help="Fewer repetitions, narrower networks.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder of theory.json and the figures.")] = Path("runs/theory"),
+    figures: Annotated[Path | None, typer.Option(help="Another folder for the figures.")] = None,
+) -> None:
+    """Every statement of the paper's theory as a computation: its numbers and its figures."""
+    from .experiments import theory as experiment
+
+    print(experiment.run(out, quick, figures, say=print))
 
 
 def report(

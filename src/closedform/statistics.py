@@ -9,7 +9,8 @@ that for a whole data set.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -243,6 +244,30 @@ def check_batch(
     return phi, y, weight
 
 
+@contextmanager
+def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A function from inputs to what the head sees of them, without gradient and with the backbone in eval mode; the modes
+    are put back afterwards. `backbone` makes the features, or is the whole model with the head inside."""
+    modes = {module: module.training for module in backbone.modules()}
+    seen: list[Tensor] = []
+    buried = any(module is head for module in backbone.modules())
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if buried else None
+
+    def features(x: Tensor) -> Tensor:
+        phi = backbone(x.to(head.weight.device))
+        return seen.pop() if buried else phi
+
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            yield features
+    finally:
+        if hook is not None:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
 @torch.no_grad()
 def refit_(
     head: ClosedFormLinear, backbone: nn.Module, loader: Iterable, beta: lambdas.Lambda | lambdas.per_sample = 0.0
@@ -258,26 +283,15 @@ def refit_(
     """
     lambdas.check(beta, "beta", positive=False)
     statistics = Statistics(head.in_features, head.out_features, head.bias is not None, device=head.weight.device)
-    modes = {module: module.training for module in backbone.modules()}
-    backbone.eval()
-    inputs: list[Tensor] = []
-    buried = any(module is head for module in backbone.modules())
-    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) if buried else None
     error: str | None = None
     try:
-        for x, y, *weight in loader:
-            phi = backbone(x.to(head.weight.device))
-            if buried:
-                phi = inputs.pop()
-            weights = weight[0].to(phi.device) if weight else None
-            statistics.add(phi, y.to(phi.device), weights)
+        with features_of(backbone, head) as features:
+            for x, y, *weight in loader:
+                phi = features(x)
+                weights = weight[0].to(phi.device) if weight else None
+                statistics.add(phi, y.to(phi.device), weights)
     except ValueError as bad:
         error = str(bad)
-    finally:
-        if hook is not None:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
     seen = 0 if error is None and float(statistics.n) == 0 else 1
     if distributed.active(head.process_group):
         seen = sum(distributed.agree(seen, error, head.process_group, head.weight.device).sizes)
