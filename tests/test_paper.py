@@ -113,12 +113,12 @@ def test_a_finished_experiment_is_not_run_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
     command = [sys.executable, "-c", "from closedform.cli import main; main()", *QUICK, "--batch-size", "32"]
-    command += ["--molecules", "1500", "--epochs", "2", "--out", str(tmp_path / "a")]
+    command += ["--molecules", "1500", "--out", str(tmp_path / "a")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     while not (tmp_path / "a" / "parts").exists():
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(0.7)
     assert process.poll() is None, "it was over before it was stopped"
     process.send_signal(kind)
     output, _ = process.communicate(timeout=60)
@@ -225,3 +225,20 @@ def test_the_committed_results_can_be_checked_and_reported(tmp_path):
     assert set(table["batch_size"]) == set(qm9.BATCH_SIZES)
     assert {method.key for method in experiment.methods} == {method.key for method in qm9.METHODS}
     assert torch.tensor(sorted(set(table["seed"]))).tolist() == [0, 1, 2]
+
+
+def test_a_dask_cluster_takes_the_stacks(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="needs closedform[dask]")
+    from distributed import LocalCluster
+
+    monkeypatch.setattr(qm9, "WIDTHS", (435, 256, 256, 256))  # a worker does not see what a test has changed
+    configs = qm9.jobs(["sgd"], [32, 64], size="quick", epochs=1, seeds=1, limit=400, source="synthetic")
+    with LocalCluster(
+        n_workers=1, processes=True, threads_per_worker=1, dashboard_address=None, silence_logs=False
+    ) as cluster:
+        there = qm9.run(tmp_path / "dask", configs, dask=cluster.scheduler_address)
+    here = qm9.run(tmp_path / "here", configs)
+    errors = [table.set_index(["batch_size", "method", *qm9.SETTINGS, "step"])["test"] for table in (there, here)]
+    pd.testing.assert_series_equal(*errors, rtol=1e-3)
+    assert (tmp_path / "dask" / "experiment.json").is_file()
+    assert not list((tmp_path / "dask" / "parts").glob("*.checkpoint"))

@@ -66,6 +66,7 @@ def qm9(
     refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
     molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask cluster, whose workers take the stacks.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
@@ -85,7 +86,14 @@ def qm9(
         source="synthetic" if synthetic else "qm9",
     )
     folder = out or Path("runs/qm9-quick" if quick else "runs/qm9")
-    _run(experiment, configs, folder, device=_device(device), refine=refine)
+    _run(
+        experiment,
+        configs,
+        folder,
+        device=device if dask and device != "auto" else _device(device),
+        refine=refine,
+        dask=dask,
+    )
 
 
 def landscape(

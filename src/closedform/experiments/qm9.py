@@ -229,11 +229,11 @@ def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.Data]:
 def train(
     config: dict[str, Any],
     *,
-    folder: Path,
+    folder: Path | None,
     device: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
-    """Train the stack of one configuration; the rows are all its models at all marks."""
+    """Train the stack of one configuration; the rows are all its models at all marks. `folder` is for its checkpoint."""
     seeds = _seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
@@ -254,9 +254,9 @@ def train(
     )
     stack.feed(*data["train"])
     measured = {part: data[part] for part in ("validation", "test")}
-    history = loop.train(
-        stack, measured, checkpoint=_checkpoint(folder, config), name=grid.digest(config), progress=progress
-    )
+    checkpoint = None if folder is None else _checkpoint(folder, config)
+    name = grid.digest(config, __version__)
+    history = loop.train(stack, measured, checkpoint=checkpoint, name=name, progress=progress)
     table = tidy(history, chosen, seeds)
     table["models"] = len(chosen) * config["seeds"]
     table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
@@ -291,28 +291,31 @@ def run(
     *,
     device: str = "cpu",
     refine: int = 0,
+    dask: str | None = None,
     progress: Callable[[dict[str, Any], int, int], None] | None = None,
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all.
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    refine: so many more seeds for the settings alone that the first ones have chosen.
+    dask: the address of a cluster, whose workers take a stack each; they need the data, and write nothing."""
     parts = out / "parts"
 
-    def one(config: dict[str, Any]) -> pd.DataFrame:
+    def here(config: dict[str, Any]) -> pd.DataFrame:
         told = None if progress is None else partial(progress, config)
         return train(config, folder=parts, device=device, progress=told)
 
-    if len(finished(configs, out)) < len(configs):
+    one = here if dask is None else partial(train, folder=None, device=device)
+    if dask is None and len(finished(configs, out)) < len(configs):
         _data(_seeds(configs[0]), configs[0]["limit"], configs[0]["source"])  # what is wrong with it is said at once
-    table = grid.run(one, configs, parts, progress=done, version=__version__)
+    table = grid.run(one, configs, parts, dask=dask, progress=done, version=__version__)
     if refine:
         more = []
         for config in [c for c in configs if c["size"] != "ablated"]:
             own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
             more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
         configs = [*configs, *more]
-        table = grid.run(one, configs, parts, progress=done, version=__version__)
+        table = grid.run(one, configs, parts, dask=dask, progress=done, version=__version__)
     table = with_studies(table)
     results.save(table, out)
     for config in configs:
