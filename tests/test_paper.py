@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from closedform import cli, commands
-from closedform.experiments import catalogue, claims, qm9
+from closedform.experiments import catalogue, claims, qm9, qm9_models
 from closedform.report import panels, spec, summary
 from closedform.sweeps import results
 from closedform.sweeps.stacked import Candidate
@@ -51,7 +51,7 @@ def test_the_quick_experiment_ends_with_a_table_a_sentence_and_a_page(tmp_path):
 
 
 def test_the_grid_is_the_papers():
-    models = qm9.paper_models("zeros")
+    models = qm9_models.paper_models("zeros")
     counts = pd.Series([m.method for m in models]).value_counts().to_dict()
     assert counts == {"ridge": 72, "proximal": 54, "l2": 6}
     for optimizer in qm9.OPTIMIZERS:

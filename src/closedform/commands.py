@@ -158,11 +158,14 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(name).type
+        asked = torch.device(name)
     except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda"')
+        asked = torch.device("meta")
+    there = asked.type == "cpu" or (asked.type == "cuda" and (asked.index or 0) < torch.cuda.device_count())
+    if not there:
+        raise ValueError(
+            f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda" or "cuda:1"'
+        )
     return name
 
 
@@ -210,7 +213,7 @@ def _run(experiment: Any, configs: list[dict[str, Any]], out: Path, **options: A
             progress.update(task, completed=sum(work.values()), description="finished")
     except KeyboardInterrupt:
         console.print(
-            f"Stopped with {len(finished)} of {len(configs)} stacks finished. The same command goes on from here."
+            f"Stopped with {len(finished)} of {len(work)} stacks finished. The same command goes on from here."
         )
         sys.exit(130)
     except SweepError as failed:
