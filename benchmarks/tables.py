@@ -74,10 +74,11 @@ def qm9() -> str:
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
     for facet in facets:
-        cells = {
-            e.method.key: "diverges" if e.diverged else f"**{e.final:.4f}**" if e.best else f"{e.final:.4f}"
-            for e in facet.entries
-        }
+        cells = {}
+        for entry in facet.entries:
+            text = f"{entry.final:.4f}" + ("" if entry.seeds > 1 else "¹")
+            text = f"diverges ({entry.diverged}/{entry.seeds})" if entry.diverged else text
+            cells[entry.method.key] = f"**{text}**" if entry.best else text
         for row, method in zip(body, methods):
             row.append(cells.get(method.key, ""))
     return _markdown(head, body)
