@@ -24,6 +24,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/solve_time.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/sweep_throughput.py
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .ruff_cache

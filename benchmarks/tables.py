@@ -65,6 +65,42 @@ def memory() -> str:
     return _markdown(["rows", "d", "outputs", "peak MiB", "a d x d matrix, MiB"], body)
 
 
+def qm9() -> str:
+    """Test error on QM9, at the best setting of each method."""
+    from closedform.report import panels, summary
+
+    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / "qm9"))
+    methods = [entry.method for entry in facets[0].entries]
+    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
+    body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
+    for facet in facets:
+        cells = {}
+        for entry in facet.entries:
+            text = f"{entry.final:.4f}" + ("" if entry.seeds > 1 else "¹")
+            text = f"diverges ({entry.diverged}/{entry.seeds})" if entry.diverged else text
+            cells[entry.method.key] = f"**{text}**" if entry.best else text
+        for row, method in zip(body, methods):
+            row.append(cells.get(method.key, ""))
+    return _markdown(head, body)
+
+
+def diagnose_overhead() -> str:
+    """What a diagnosis of the last layer takes of a training run (docs/theory.md)."""
+    body = [
+        [
+            str(row["batch"]),
+            str(row["d"]),
+            f"{row['single']['step']['median_ms']:.2f}",
+            f"{row['single']['diagnosis']['median_ms']:.2f}",
+            f"{row['share']:.2%}",
+            f"{row['rounds']['median']:.1%} ({row['rounds']['low']:.1%} to {row['rounds']['high']:.1%})",
+        ]
+        for row in _rows("diagnose_overhead-cpu")
+    ]
+    head = ["batch", "d", "step, ms", "diagnosis, ms", "share, every 200 steps", "runs with it against without"]
+    return _markdown(head, body)
+
+
 if __name__ == "__main__":
-    for table in (solve_time, step_overhead, memory):
+    for table in (qm9, solve_time, step_overhead, memory, diagnose_overhead):
         print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform.sweeps import elimination
+from closedform.sweeps import elimination, loop
 
 from . import test_stacked as stacked
 from .helpers import backbone, batches, head, matrix, problem, relative
@@ -202,19 +202,43 @@ def test_a_bad_number_is_an_error_on_the_device_too(n):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 1e-2)])
 @pytest.mark.parametrize(("batch_size", "seeds"), [(8, (0, 3)), (30, (0, 3)), (8, (2,))])
-def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds):
+def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds, dtype, tolerance):
     candidates = list(stacked.RULES.values())
-    X, Y = stacked.data(len(seeds))
+    X, Y = stacked.data(len(seeds), dtype=dtype)
     errors = []
     for device in ("cpu", "cuda"):
-        made = stacked.stack(candidates, seeds, batch_size=batch_size, optimizer=optimizer, device=device)
+        made = stacked.stack(candidates, seeds, dtype, batch_size, optimizer=optimizer, device=device)
         made.advance(40)
         made.keep(range(len(candidates)))  # and once more, captured anew
         made.advance(20)
         errors.append(made.evaluate(X, Y))
     assert made._graph is not None
-    assert relative(errors[1], errors[0]) < 1e-7
+    assert relative(errors[1], errors[0]) < tolerance
+
+
+def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
+    mixed = [stacked.Candidate(1e30), stacked.Candidate(1e30), *stacked.RULES.values()]
+    X, Y = stacked.data(dtype=torch.float32)
+    sets, at = {"test": loop.Data(X, Y)}, [8, 30, 60]
+
+    def make():
+        return stacked.stack(mixed, dtype=torch.float32, device="cuda")
+
+    whole = make()
+    expected = loop.train(whole, sets, at=at)
+    assert len(whole.candidates) == len(stacked.RULES)
+    assert torch.isinf(expected.errors["test"][-1][:, :2]).all()
+
+    def stop(step, total):
+        if step > 40:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        loop.train(make(), sets, at=at, checkpoint=tmp_path / "a", every_s=0, progress=stop)
+    history = loop.train(make(), sets, at=at, checkpoint=tmp_path / "a")
+    assert relative(history.errors["test"][-1][:, 2:], expected.errors["test"][-1][:, 2:]) < 1e-2
 
 
 @pytest.mark.parametrize("m", [5, 32, 257])

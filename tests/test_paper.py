@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -14,8 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 from closedform import cli, commands
-from closedform.experiments import catalogue, claims, qm9
+from closedform.experiments import catalogue, claims, qm9, qm9_models
+from closedform.files import claimed
 from closedform.report import panels, spec, summary
+from closedform.report.thin import thin
 from closedform.sweeps import results
 from closedform.sweeps.stacked import Candidate
 
@@ -51,7 +54,7 @@ def test_the_quick_experiment_ends_with_a_table_a_sentence_and_a_page(tmp_path):
 
 
 def test_the_grid_is_the_papers():
-    models = qm9.paper_models("zeros")
+    models = qm9_models.paper_models("zeros")
     counts = pd.Series([m.method for m in models]).value_counts().to_dict()
     assert counts == {"ridge": 72, "proximal": 54, "l2": 6}
     for optimizer in qm9.OPTIMIZERS:
@@ -109,23 +112,73 @@ def test_a_finished_experiment_is_not_run_again(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("parts/*.checkpoint"))
 
 
+def test_a_narrower_command_keeps_what_the_folder_has(tmp_path):
+    for sizes in ([32, 64], [64], [32]):
+        table = qm9.run(
+            tmp_path, qm9.jobs(["sgd"], sizes, size="quick", epochs=1, seeds=1, limit=400, source="synthetic")
+        )
+        assert set(table["batch_size"]) == {32, 64}
+    other = qm9.run(tmp_path, jobs(epochs=2))
+    assert set(other["epochs"]) == {2}, "another number of epochs is another experiment"
+
+
+def test_other_models_are_another_experiment(tmp_path, monkeypatch):
+    before = qm9.run(tmp_path, jobs())
+    monkeypatch.setattr(qm9, "WIDTHS", (435, 8, 8))
+    after = qm9.run(tmp_path, jobs())
+    assert len(after) == len(before)
+    assert not after["test"].equals(before["test"])
+
+
+def test_a_checkpoint_of_other_models_is_not_continued(tmp_path, monkeypatch):
+    def stop(step, total):
+        raise KeyboardInterrupt
+
+    (config,) = jobs()
+    monkeypatch.setattr(qm9.loop, "train", partial(qm9.loop.train, every_s=0))
+    with pytest.raises(KeyboardInterrupt):
+        qm9.train(config, folder=tmp_path, device="cpu", progress=stop)
+    monkeypatch.setattr(qm9, "WIDTHS", (435, 8, 8))
+    (other,) = jobs()
+    assert qm9._checkpoint(tmp_path, other) != qm9._checkpoint(tmp_path, config)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with claimed(tmp_path), pytest.raises(ValueError, match="another run is at work"):
+        qm9.run(tmp_path, jobs())
+    qm9.run(tmp_path, jobs())
+
+
+def test_a_small_copy_gives_the_same_page_and_does_not_replace_its_source(tmp_path):
+    qm9.run(tmp_path / "whole", jobs(epochs=3))
+    assert invoke("thin", tmp_path / "whole", tmp_path / "small").exit_code == 0
+    whole, small = (results.load(tmp_path / name) for name in ("whole", "small"))
+    assert len(small) < len(whole) / 2
+    facets = [summary.best_settings(*panels.read(tmp_path / name)) for name in ("whole", "small")]
+    assert [e.settings for f in facets[0] for e in f.entries] == [e.settings for f in facets[1] for e in f.entries]
+    lines = [panels.figures(*panels.read(tmp_path / name))[0].panels[0].lines for name in ("whole", "small")]
+    assert [line.x for line in lines[0]] == [line.x for line in lines[1]]
+    with pytest.raises(ValueError, match="needs another folder"):
+        thin(tmp_path / "whole", tmp_path / "whole")
+    assert len(results.load(tmp_path / "whole")) == len(whole)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
     command = [sys.executable, "-c", "from closedform.cli import main; main()", *QUICK, "--batch-size", "32"]
-    command += ["--molecules", "1500", "--epochs", "2", "--out", str(tmp_path / "a")]
+    command += ["--molecules", "1500", "--out", str(tmp_path / "a")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     while not (tmp_path / "a" / "parts").exists():
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(1.5)
     assert process.poll() is None, "it was over before it was stopped"
     process.send_signal(kind)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
     if kind == signal.SIGINT:
         assert "The same command goes on from here." in output
-        assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
     command[-1] = str(tmp_path / "b")
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
@@ -139,6 +192,8 @@ def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
         (["paper", "qm9", "--device", "tpu"], "--device is 'tpu'"),
         (["report", "nowhere"], "nowhere holds no results"),
         (["claims", "mnist"], "no claims about 'mnist'"),
+        (["paper", "qm9", "--molecules", "200000"], "expected 10 to 130,831"),
+        ([*QUICK, "--out", __file__], "test_paper.py"),
         (["claims", "qm9", "--results", "nowhere"], "nowhere holds no results"),
         ([*QUICK, "--molecules", "100", "--batch-size", "512", "--out", "runs-of-a-test"], "batch size 512"),
     ],
@@ -203,6 +258,71 @@ def test_lambda_claims():
     assert checks((1.0, 1.1, 3.0), (9.0, 9.0, 1.0)) == [False, False, False, False]
 
 
+def test_ridge_claims():
+    def checks(*ratios):
+        errors = {}
+        for optimizer in qm9.OPTIMIZERS:
+            for size, ratio in zip(qm9.BATCH_SIZES, ratios):
+                errors[optimizer, size, "proximal", _Setting()] = 0.1
+                errors[optimizer, size, "ridge", _Setting()] = 0.1 * ratio
+        return {check.holds for check in claims._ridge(claims.Table(table_of(errors)))}
+
+    assert checks(5.0, 2.0, 1.3, 1.05) == {True}
+    assert checks(5.0, 2.0, 1.3, 1.2) == {False}, "it does not come near"
+    assert checks(5.0, 2.0, 1.0, 1.0) == {False}, "not only at the largest batch"
+    assert checks(1.2, 1.2, 1.2, 1.0) == {False}, "that is no failure"
+    assert checks(math.inf, 2.0, 1.3, 1.05) == {True}
+
+
+def test_initialisation_claims():
+    def checks(sgd, adam):
+        frames = []
+        for optimizer, errors in (("sgd", sgd), ("adam", adam)):
+            for size in (32, 256):
+                for init, error in zip(("zeros", "lecun", "he"), errors[size]):
+                    row = {(optimizer, size, "proximal", _Setting()): error}
+                    frames.append(table_of(row, study="initialisation", init=init))
+        return [check.holds for check in claims._initialisation(claims.Table(pd.concat(frames)))]
+
+    good = {32: (0.3, 0.2, 0.2), 256: (0.1, 0.2, 0.2)}, {32: (0.3, 0.2, 0.21), 256: (0.3, 0.2, 0.2)}
+    assert checks(*good) == [True, True]
+    assert checks({32: (0.1, 0.2, 0.2), 256: (0.3, 0.2, 0.2)}, good[1]) == [False, True]
+    assert checks(good[0], {32: (0.3, 0.2, 0.3), 256: (0.3, 0.2, 0.2)}) == [True, False], "the others are not alike"
+    assert checks(good[0], {32: (0.9, 1.0, 2.0), 256: (0.3, 0.2, 0.2)}) == [True, True], (
+        "what did not train says nothing"
+    )
+    assert checks(good[0], {32: (0.9, 1.0, 2.0), 256: (0.9, 1.0, 1.0)}) == [True, False]
+
+
+def test_algorithm_claims():
+    def holds(first, second):
+        rows = [
+            table_of({("sgd", 32, "proximal", _Setting()): error}, "algorithms", algorithm=algorithm, epochs=10)
+            for algorithm, error in ((1, first), (2, second))
+        ]
+        (check,) = claims._algorithms(claims.Table(pd.concat(rows)))
+        assert "after 10 epochs" in check.figures
+        return check.holds
+
+    assert holds(0.1, 0.105)
+    assert not holds(0.1, 0.12)
+    assert not holds(0.12, 0.1)
+
+
+def test_claims_beyond_the_paper():
+    def checks(ours, learned):
+        errors = {}
+        for size in (32, 256):
+            errors |= {("sgd", size, m.key, _Setting()): ours for m in qm9.METHODS if m.ours}
+            errors |= {("sgd", size, "proximal", _Setting()): 1.0, ("adam", size, "l2", _Setting()): 9.0}
+            errors[("adam", size, "l2 cosine", _Setting())] = learned
+        return [check.holds for check in claims._beyond(claims.Table(table_of(errors)))]
+
+    assert checks(0.6, 0.6) == [True, True, True, True]
+    assert checks(0.8, 0.8) == [False, True, True, True]
+    assert checks(0.6, 0.5) == [True, False, True, False]
+
+
 class _Setting(dict):
     """Settings as part of a key."""
 
@@ -225,3 +345,20 @@ def test_the_committed_results_can_be_checked_and_reported(tmp_path):
     assert set(table["batch_size"]) == set(qm9.BATCH_SIZES)
     assert {method.key for method in experiment.methods} == {method.key for method in qm9.METHODS}
     assert torch.tensor(sorted(set(table["seed"]))).tolist() == [0, 1, 2]
+
+
+def test_a_dask_cluster_takes_the_stacks(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="needs closedform[dask]")
+    from distributed import LocalCluster
+
+    monkeypatch.setattr(qm9, "WIDTHS", (435, 256, 256, 256))  # a worker does not see what a test has changed
+    configs = qm9.jobs(["sgd"], [32, 64], size="quick", epochs=1, seeds=1, limit=400, source="synthetic")
+    with LocalCluster(
+        n_workers=1, processes=True, threads_per_worker=1, dashboard_address=None, silence_logs=False
+    ) as cluster:
+        there = qm9.run(tmp_path / "dask", configs, dask=cluster.scheduler_address)
+    here = qm9.run(tmp_path / "here", configs)
+    errors = [table.set_index(["batch_size", "method", *qm9.SETTINGS, "step"])["test"] for table in (there, here)]
+    pd.testing.assert_series_equal(*errors, rtol=1e-3)
+    assert (tmp_path / "dask" / "experiment.json").is_file()
+    assert not list((tmp_path / "dask" / "parts").glob("*.checkpoint"))

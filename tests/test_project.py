@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import closedform as cf
+from closedform.experiments import claims
 from closedform.models.resnet import resnet18, resnet50
 
 ROOT = Path(__file__).parents[1]
@@ -26,8 +27,16 @@ def tables():
 
 def test_the_readmes_tables_are_the_committed_results():
     readme = (ROOT / "README.md").read_text()
-    for table in (tables().solve_time, tables().step_overhead, tables().memory):
+    for table in (tables().solve_time, tables().step_overhead, tables().memory, tables().qm9):
         assert table() in readme, table.__name__
+
+
+def test_the_page_about_qm9_has_the_committed_results():
+    page = (ROOT / "docs" / "qm9.md").read_text()
+    assert tables().qm9() in page
+    assert claims.markdown(claims.check("qm9", ROOT / "results" / "qm9")) in page
+    for figure in re.findall(r"\]\((figures/\S+)\)", page):
+        assert (ROOT / "docs" / figure).is_file(), figure
 
 
 def test_the_readmes_functions_exist():

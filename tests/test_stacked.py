@@ -188,6 +188,15 @@ def test_the_training_loss_is_averaged_over_the_steps():
     assert made.average_loss(1) < start
 
 
+def test_the_last_layers_are_drawn_apart_from_the_backbones():
+    backbone = mlp([40, 30], generator=torch.Generator().manual_seed(7))
+    made = Stack([backbone], [Candidate(0.1, init="lecun")], 20, batch_size=1, total=1, seeds=[7])
+    _, layer = made.module(0, 0)
+    numbers = torch.stack([layer.weight.flatten(), backbone[0].weight.flatten()[: layer.weight.numel()]])
+    assert torch.corrcoef(numbers)[0, 1].abs() < 0.15
+    assert layer.weight.std().item() == pytest.approx(30**-0.5, rel=0.1)
+
+
 @pytest.mark.parametrize("m", [3, 32, 50, 96])
 @pytest.mark.parametrize("condition", [1e1, 1e6])
 def test_block_elimination_solves(m, condition):
@@ -217,6 +226,13 @@ def test_block_elimination_solves(m, condition):
         (lambda: stack([]), "needs models"),
         (lambda: stack([Candidate(0.1)], seeds=(0,)).feed(*data(2)), "expected X"),
         (lambda: stack([Candidate(0.1)], batch_size=91), "at least the batch size"),
+        (lambda: stack([Candidate(0.1)]).advance(STEPS + 1), "past the end of the training"),
+        (lambda: stack([Candidate(0.1, cf.Proximal(torch.ones(5)))]), "one value a feature, got 5 for 13"),
+        (lambda: Stack([mlp([2, 3])], [Candidate(0.1)], 1, batch_size=1, total=1).advance(1), "call feed"),
+        (
+            lambda: Stack([mlp([2, 3]), mlp([2, 4])], [Candidate(0.1)], 1, batch_size=1, total=1),
+            "backbones of a stack have the same sizes",
+        ),
         (
             lambda: Stack([nn.Sequential(nn.Linear(2, 2))], [Candidate(0.1)], 1, batch_size=1, total=1),
             "followed by GELU",

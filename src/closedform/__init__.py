@@ -10,7 +10,8 @@ for x, y in loader:
     opt.zero_grad(); loss.backward(); opt.step()
 """
 
-from . import lambdas, losses, probabilities, training
+from . import lambdas, losses, probabilities, theory, training
+from .diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
 from .head import ClosedFormLinear, replace_last_linear
 from .lambdas import per_sample
 from .losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
@@ -23,6 +24,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ClosedFormLinear",
     "CrossEntropy",
+    "Diagnosis",
+    "Diagnostics",
     "Ema",
     "GeneralizedSquared",
     "Huber",
@@ -33,11 +36,14 @@ __all__ = [
     "Ridge",
     "Squared",
     "Statistics",
+    "diagnose",
+    "diagnose_batch",
     "lambdas",
     "losses",
     "per_sample",
     "probabilities",
     "refit_",
     "replace_last_linear",
+    "theory",
     "training",
 ]

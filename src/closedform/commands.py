@@ -29,7 +29,8 @@ def application() -> typer.Typer:
     app.command()(thin)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    figures.command()(qm9)
+    for figure in (qm9, landscape, theory):
+        figures.command()(figure)
     app.add_typer(figures, name="paper")
     return app
 
@@ -62,8 +63,10 @@ def qm9(
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
     molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask cluster, whose workers take the stacks.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
@@ -82,7 +85,36 @@ def qm9(
         limit=molecules or (20_000 if quick else None),
         source="synthetic" if synthetic else "qm9",
     )
-    _run(experiment, configs, _device(device), out or Path("runs/qm9-quick" if quick else "runs/qm9"))
+    folder = out or Path("runs/qm9-quick" if quick else "runs/qm9")
+    _run(
+        experiment,
+        configs,
+        folder,
+        device=device if dask and device != "auto" else _device(device),
+        refine=refine,
+        dask=dask,
+    )
+
+
+def landscape(
+    out: Annotated[Path, typer.Option(help="The folder of the page and the picture.")] = Path("runs/landscape"),
+) -> None:
+    """Figure 1: the loss of W relu(theta x), the curve of solved layers, and two descents; a page to play with."""
+    from .experiments import landscape as experiment
+
+    for path in experiment.run(out):
+        print(path)
+
+
+def theory(
+    quick: Annotated[bool, typer.Option(help="Fewer repetitions, narrower networks.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder of theory.json and the figures.")] = Path("runs/theory"),
+    figures: Annotated[Path | None, typer.Option(help="Another folder for the figures.")] = None,
+) -> None:
+    """Every statement of the paper's theory as a computation: its numbers and its figures."""
+    from .experiments import theory as experiment
+
+    print(experiment.run(out, quick, figures, say=print))
 
 
 def report(
@@ -108,11 +140,16 @@ def thin(
 def claims(
     experiment: Annotated[str, typer.Argument(help="qm9")],
     results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:
     """Check the paper's sentences about an experiment against results, by default those in the repository."""
     from .experiments import claims as checks
 
-    checks.show(experiment, results or Path("results") / experiment, Console())
+    folder = results or Path("results") / experiment
+    if markdown:
+        print(checks.markdown(checks.check(experiment, folder)))
+    else:
+        checks.show(experiment, folder, Console())
 
 
 def _device(name: str) -> str:
@@ -121,11 +158,14 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(name).type
+        asked = torch.device(name)
     except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda"')
+        asked = torch.device("meta")
+    there = asked.type == "cpu" or (asked.type == "cuda" and (asked.index or 0) < torch.cuda.device_count())
+    if not there:
+        raise ValueError(
+            f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda" or "cuda:1"'
+        )
     return name
 
 
@@ -142,7 +182,7 @@ def _catalogue() -> None:
     Console().print(table)
 
 
-def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path) -> None:
+def _run(experiment: Any, configs: list[dict[str, Any]], out: Path, **options: Any) -> None:
     """Run an experiment with a progress bar; then its table, its report and one sentence."""
     from . import report as page
 
@@ -158,6 +198,9 @@ def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path)
 
             def step(config: dict[str, Any], t: int, total: int) -> None:
                 name = experiment.name(config)
+                if name not in work:  # a stack that the results of others have asked for
+                    work[name] = experiment.work(config)
+                    progress.update(task, total=sum(work.values()))
                 done = sum(work[other] for other in finished) + work[name] * t / total
                 progress.update(task, completed=done, description=name)
 
@@ -166,11 +209,11 @@ def _run(experiment: Any, configs: list[dict[str, Any]], device: str, out: Path)
 
             for config in experiment.finished(configs, out):
                 finished.add(experiment.name(config))
-            experiment.run(out, configs, device=device, progress=step, done=ended)
+            experiment.run(out, configs, **options, progress=step, done=ended)
             progress.update(task, completed=sum(work.values()), description="finished")
     except KeyboardInterrupt:
         console.print(
-            f"Stopped with {len(finished)} of {len(configs)} stacks finished. The same command goes on from here."
+            f"Stopped with {len(finished)} of {len(work)} stacks finished. The same command goes on from here."
         )
         sys.exit(130)
     except SweepError as failed:

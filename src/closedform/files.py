@@ -40,6 +40,26 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process; a second one that claims it meanwhile gets a ValueError.
+
+    The operating system gives it up when the process ends, however it ends. Where there is no such lock (Windows) nothing
+    is held: two runs then do the same work twice, and the results are still whole."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".claimed", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"another run is at work in {folder}; wait for it, or choose another folder") from None
+        yield
+
+
 def remove_stale(folder: Path) -> None:
     """Remove the temporary files of processes that were killed.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from . import distributed, lambdas, linalg, rules, woodbury
 from .linalg import ClassRows
-from .statistics import Batch, Statistics, check_batch
+from .statistics import Batch, Statistics, check_batch, features_of
 
 if TYPE_CHECKING:
     from .head import ClosedFormLinear
@@ -44,11 +43,11 @@ def refit_(
     kept: list[tuple[Tensor, Tensor, Tensor | None]] = []
     error = None
     try:
-        with closing(
-            _features(head, backbone, loader)
-        ) as stream:  # so that modes are put back before anything is raised
-            for phi, y, weight in stream:
-                y = head.loss.targets(y, (*phi.shape[:-1], head.out_features))
+        with features_of(backbone, head) as features:
+            for x, y, *weights in loader:
+                phi = features(x)
+                y = head.loss.targets(y.to(phi.device), (*phi.shape[:-1], head.out_features))
+                weight = weights[0].to(phi.device) if weights else None
                 if head.loss.moments:
                     statistics.add(phi, y, weight)
                 else:
@@ -78,28 +77,6 @@ def refit_(
         W = rules.majorise(batch, None, system, linalg.factor(system, value).solve, start, inner_steps)
     head.set_weights_(W)
     return head
-
-
-def _features(
-    head: ClosedFormLinear, backbone: nn.Module, loader: Iterable
-) -> Generator[tuple[Tensor, Tensor, Tensor | None], None, None]:
-    """What reaches the head, with targets and sample weights, batch by batch, in eval mode."""
-    modes = {module: module.training for module in backbone.modules()}
-    backbone.eval()
-    inputs: list[Tensor] = []
-    buried = any(module is head for module in backbone.modules())
-    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) if buried else None
-    try:
-        for x, y, *weight in loader:
-            phi = backbone(x.to(head.weight.device))
-            if buried:
-                phi = inputs.pop()
-            yield phi, y.to(phi.device), weight[0].to(phi.device) if weight else None
-    finally:
-        if hook is not None:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
 
 
 def _joined(parts: list[tuple[Tensor, Tensor, Tensor | None]], head: ClosedFormLinear, weighted: bool) -> Batch:

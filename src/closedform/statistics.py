@@ -11,11 +11,12 @@ processes and solved at any time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import distributed, lambdas, linalg
 from .linalg import ClassRows, Moments, Rows, System
@@ -294,3 +295,27 @@ def check_batch(
         if weight is not None and not bool((weight > 0).any()):
             raise ValueError("no samples: every sample_weight is zero")
     return phi, y, weight
+
+
+@contextmanager
+def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A function from inputs to what the head sees of them, without gradient and with the backbone in eval mode; the modes
+    are put back afterwards. `backbone` makes the features, or is the whole model with the head inside."""
+    modes = {module: module.training for module in backbone.modules()}
+    seen: list[Tensor] = []
+    buried = any(module is head for module in backbone.modules())
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if buried else None
+
+    def features(x: Tensor) -> Tensor:
+        phi = backbone(x.to(head.weight.device))
+        return seen.pop() if buried else phi
+
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            yield features
+    finally:
+        if hook is not None:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training

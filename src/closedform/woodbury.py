@@ -132,6 +132,7 @@ def _iterated(S: Tensor, B: Tensor, label: Tensor, delta: float) -> Tensor:
     """`a = M^-1 u` for all classes at once by the Chebyshev iteration, where `(M a)_i = a_i + delta s_i . t_c`, with t_c the
     sum of `s_j a_j` over the samples of i's class c."""
     sums = _Sums(S, label, B.shape[1])
+    S, label = sums.S, sums.label
     low, high = sorted((1.0, 1.0 + delta))
     middle, half = (high + low) / 2, (high - low) / 2
     r = (S * B.T[label]).sum(1)
@@ -140,28 +141,27 @@ def _iterated(S: Tensor, B: Tensor, label: Tensor, delta: float) -> Tensor:
     for _ in range(iterations(1 + delta)):
         # Saad, Iterative Methods for Sparse Linear Systems, algorithm 12.1: coefficients from the bounds alone
         a = a + d
-        r = r - d - delta * (S * sums(d)[label]).sum(1)
+        r = (r - d).sub((S * sums(d)[label]).sum(1), alpha=delta)
         last, rho = rho, 1 / (2 * middle / half - rho)
-        d = rho * last * d + (2 * rho / half) * r
+        d = (rho * last * d).add(r, alpha=2 * rho / half)
     return B - delta * sums(a).T
 
 
 class _Sums:
     """`t_c = sum of s_j a_j over the samples of class c`, `(o, m)`, without a wait for the device and in one order, so that
-    every process gets the same bits."""
+    every process gets the same bits. `S` and `label` are in the order that it takes `a` in."""
 
     def __init__(self, S: Tensor, label: Tensor, classes: int):
-        self.S = S
-        dense = classes <= _DENSE or torch.compiler.is_compiling() or S.requires_grad
-        index = torch.arange(classes, device=S.device)
-        self.hot = (index[:, None] == label).to(S.dtype) if dense else None
-        if self.hot is None:
-            self.order = label.argsort(stable=True)
-            self.sorted = S[self.order]
-            self.offsets = torch.searchsorted(label[self.order], torch.arange(classes + 1, device=S.device))
+        self.S, self.label = S, label
+        self.hot = self.offsets = None
+        if classes <= _DENSE or torch.compiler.is_compiling() or S.requires_grad:
+            self.hot = (torch.arange(classes, device=S.device)[:, None] == label).to(S.dtype)
+            return
+        order = label.argsort(stable=True)
+        self.S, self.label = S[order], label[order]
+        self.offsets = torch.searchsorted(self.label, torch.arange(classes + 1, device=S.device))
 
     def __call__(self, a: Tensor) -> Tensor:
         if self.hot is not None:
             return self.hot @ (self.S * a[:, None])
-        data = self.sorted * a[self.order][:, None]
-        return torch.segment_reduce(data, "sum", offsets=self.offsets, axis=0, unsafe=True, initial=0)
+        return torch.segment_reduce(self.S * a[:, None], "sum", offsets=self.offsets, axis=0, unsafe=True, initial=0)

@@ -12,7 +12,8 @@ class Entry(NamedTuple):
 
 
 PAPER = (
-    Entry("Figure, section 1", "loss landscape of W relu(theta x), and two descents", None),
+    Entry("Figure, section 1", "loss landscape of W relu(theta x), and two descents", "closedform paper landscape"),
+    Entry("Section 5 (no figure)", "the theorems as computations, with figures of ours", "closedform paper theory"),
     Entry("Figure, section 6: QM9 results", "test error by method, batch size, optimizer", "closedform paper qm9"),
     Entry("Figure, section 6: QM9, impact of lambda", "final error against lambda", "closedform paper qm9"),
     Entry("Figure, section 6: FNO results", "Burgers' equation by a Fourier neural operator", None),

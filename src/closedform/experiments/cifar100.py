@@ -27,6 +27,7 @@ import torch
 
 from .. import __version__
 from ..data import cifar
+from ..files import claimed
 from ..head import ClosedFormLinear
 from ..report.spec import Curves, Experiment, Method, Sensitivity
 from ..storage import INITS
@@ -217,10 +218,14 @@ def run(
     device: str = "cpu",
     progress: Callable[[dict[str, Any], int, int], None] | None = None,
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
+    refine: int = 0,
     deadline: float | None = None,
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all runs in
-    the folder. At the deadline, a time of `time.perf_counter`, the run under way is put aside and what is finished written.
+    the folder.
+
+    refine: then also run what follows up their best learning rates, with so many seeds (`follow_up`).
+    deadline: a time of `time.perf_counter`; then the run under way is put aside and what is finished written.
     """
     parts = out / "parts"
 
@@ -231,30 +236,27 @@ def run(
     if len(finished(configs, out)) < len(configs):
         first = configs[0]
         _data(first["seed"], first["limit"], first["source"], device)  # what is wrong with it is said at once
-    try:
-        grid.run(one, configs, parts, progress=done, version=__version__)
-    finally:
-        for config in finished(configs, out):
-            _checkpoint(parts, config).unlink(missing_ok=True)
-        table = collected(out)
-        if not table.empty:
-            results.save(table, out)
-            experiment(table).save(out)
+    with claimed(out):
+        try:
+            grid.run(one, configs, parts, progress=done, version=__version__)
+            if refine:
+                configs = [*configs, *follow_up(collected(out), seeds=refine)]
+                grid.run(one, configs, parts, progress=done, version=__version__)
+        finally:
+            for config in finished(configs, out):
+                _checkpoint(parts, config).unlink(missing_ok=True)
+            table = collected(out)
+            if len(table):
+                results.save(table, out)
+                experiment(table).save(out)
     return table
 
 
 def collected(out: Path) -> pd.DataFrame:
     """All runs that the folder holds, whatever they were run for, with their studies."""
-    import pandas as pd
-
-    frames = [pd.read_parquet(path) for path in sorted((out / "parts").glob("*.parquet"))]
-    frames = [frame.dropna(axis=1, how="all") for frame in frames if frame["closedform"].iloc[0] == __version__]
-    if not frames:
-        return pd.DataFrame()
-    table = pd.concat(frames, ignore_index=True)
-    missing = [column for column in ("lam", "beta", "limit") if column not in table]
-    table[missing] = math.nan
-    return with_studies(table.astype(dict.fromkeys(SETTINGS, "float64")))
+    configs = grid.configurations(out / "parts", version=__version__)
+    table = grid.finished(configs, out / "parts", version=__version__)
+    return with_studies(table.astype(dict.fromkeys(SETTINGS, "float64"))) if len(table) else table
 
 
 def with_studies(table: pd.DataFrame) -> pd.DataFrame:

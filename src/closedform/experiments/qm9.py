@@ -15,8 +15,8 @@ All models of one optimizer and batch size are trained as one stack (`closedform
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,12 @@ import torch
 
 from .. import __version__
 from ..data import qm9
-from ..lambdas import relative
+from ..files import claimed
 from ..models.mlp import mlp
 from ..report.spec import Curves, Experiment, Method, Sensitivity
-from ..rules import Kalman, Proximal, Ridge, Rule
 from ..sweeps import grid, loop, results
-from ..sweeps.stacked import Candidate, Stack
+from ..sweeps.stacked import Stack
+from .qm9_models import ABLATED, INITS, SETTINGS, Model, models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,15 +39,6 @@ BATCH_SIZES = (32, 256, 1024, 2048)
 OPTIMIZERS = ("sgd", "adam")
 EPOCHS, SEEDS = 50, 3
 WIDTHS = (435, 256, 256, 256)
-RATES = (0.1, 0.01, 0.005, 0.001, 0.0005, 0.0001)
-LAMBDAS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 5e3, 1e4, 1e5)
-BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 5e3, 1e4, 1e5)
-INITS = ("zeros", "lecun", "xavier", "he")
-ABLATED = {
-    "lam": (1e3, 1e4),
-    "lr": (0.1, 0.01, 0.005, 0.001),
-}  # what initialisations, algorithms and the bias are compared at
-OWN_RATES = {"sgd": (0.3, 0.1, 0.03, 0.01, 0.003), "adam": (0.01, 0.003, 0.001, 0.0003)}
 
 OPENING = (
     "QM9: twelve properties of small molecules from their Coulomb matrices. Every method trains the same network; its last\n"
@@ -66,79 +57,6 @@ METHODS = (
     Method("schedule", "λ follows rate", "#ca8a04", ours=True),
     Method("kalman", "Kalman", "#059669", ours=True),
 )
-SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
-
-
-@dataclass(frozen=True)
-class Model:
-    """One candidate with the columns that describe it in the table."""
-
-    method: str
-    lr: float
-    init: str
-    lam: float | None = None
-    beta: float | None = None
-    ratio: float | None = None
-    forget: float | None = None
-    cosine: bool = False  # whether the rate falls; else it is constant
-
-    def candidate(self) -> Candidate:
-        follow = self.cosine and self.method in ("per feature", "schedule", "kalman")
-        return Candidate(self.lr, self._rule(), self.init, self.cosine, follow)
-
-    def _rule(self) -> Rule | None:
-        if self.method.startswith("l2"):
-            return None
-        if self.beta is not None:
-            return Ridge(self.beta)
-        if self.forget is not None:
-            return Kalman(self.forget)
-        if self.ratio is not None:
-            return Proximal(relative(self.ratio, per_feature=self.method == "per feature"))
-        assert self.lam is not None
-        return Proximal(self.lam)
-
-
-def paper_models(init: str) -> list[Model]:
-    """The paper's grid, at a constant rate: 6 + 72 + 54 models."""
-    models = [Model("l2", lr, init) for lr in RATES]
-    models += [Model("ridge", lr, init, beta=beta) for lr in RATES for beta in BETAS]
-    return models + [Model("proximal", lr, init, lam=lam) for lr in RATES for lam in LAMBDAS]
-
-
-def own_models(init: str, rates: Iterable[float]) -> list[Model]:
-    """What the paper does not have, and its methods at the same falling rate."""
-    models = []
-    for lr in rates:
-        models.append(Model("l2 cosine", lr, init, cosine=True))
-        models += [Model("proximal cosine", lr, init, lam=lam, cosine=True) for lam in (1e3, 1e4, 1e5)]
-        models.append(Model("auto", lr, init, ratio=10.0, cosine=True))
-        models += [Model("per feature", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 100.0)]
-        models += [Model("schedule", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 30.0, 100.0)]
-        models += [Model("kalman", lr, init, forget=forget, cosine=True) for forget in (0.99, 0.999)]
-    return models
-
-
-def models(optimizer: str, size: str) -> list[Model]:
-    """The models of one stack: the "full" grid, the "quick" one (the same few settings and the same falling rate for each
-    method), or those that are "ablated"."""
-    init = "zeros" if optimizer == "sgd" else "lecun"
-    if size == "ablated":
-        return [Model("proximal", lr, init, lam=lam) for lr in ABLATED["lr"] for lam in ABLATED["lam"]]
-    if size == "full":
-        others = [
-            Model("proximal", m.lr, other, lam=m.lam)
-            for other in INITS
-            if other != init
-            for m in models(optimizer, "ablated")
-        ]
-        return paper_models(init) + own_models(init, OWN_RATES[optimizer]) + others
-    rates = (0.03, 0.01, 0.003) if optimizer == "sgd" else (0.003, 0.001, 0.0003)
-    quick = [Model("l2", factor * lr, init) for lr in rates for factor in (1.0, 1.7)]
-    quick += [Model("ridge", lr, init, beta=beta) for lr in rates for beta in (10.0, 1e3)]
-    quick += [Model("proximal", lr, init, lam=lam) for lr in rates for lam in (1e3, 1e4)]
-    quick += [Model("kalman", lr, init, forget=forget) for lr in rates for forget in (0.99, 0.999)]
-    return [replace(model, cosine=True) for model in quick]
 
 
 def jobs(
@@ -155,7 +73,10 @@ def jobs(
     SGD, in a fifth of the epochs.
 
     `only` lists the models of a stack by their numbers in `models`, where it does not have all of them."""
-    training = (limit or {"qm9": qm9.MOLECULES, "synthetic": qm9.SYNTHETIC}[source]) * 8 // 10
+    there = {"qm9": qm9.MOLECULES, "synthetic": limit or qm9.SYNTHETIC}[source]
+    if limit is not None and not 10 <= limit <= there:
+        raise ValueError(f"the number of molecules is {limit}; expected 10 to {there:,}")
+    training = (limit or there) * 8 // 10
     if max(batch_sizes) > training:
         raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} molecules")
     shared = {"epochs": epochs, "first_seed": 0, "seeds": seeds, "limit": limit, "source": source, "only": ""}
@@ -168,7 +89,13 @@ def jobs(
         for batch_size in sorted(batch_sizes, reverse=True):
             for algorithm, bias in ((1, True), (2, True), (1, False)):
                 made.append(short | {"batch_size": batch_size, "algorithm": algorithm, "bias": bias})
-    return made
+    # results of other models must not be taken for these
+    return [config | {"grid": _fingerprint(config)} for config in made]
+
+
+def _fingerprint(config: dict[str, Any]) -> str:
+    told = repr((WIDTHS, models(config["optimizer"], config["size"])))
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def refined(config: dict[str, Any], table: pd.DataFrame, seeds: int) -> dict[str, Any]:
@@ -229,11 +156,11 @@ def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.Data]:
 def train(
     config: dict[str, Any],
     *,
-    folder: Path,
+    folder: Path | None,
     device: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
-    """Train the stack of one configuration; the rows are all its models at all marks."""
+    """Train the stack of one configuration; the rows are all its models at all marks. `folder` is for its checkpoint."""
     seeds = _seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
@@ -254,9 +181,9 @@ def train(
     )
     stack.feed(*data["train"])
     measured = {part: data[part] for part in ("validation", "test")}
-    history = loop.train(
-        stack, measured, checkpoint=_checkpoint(folder, config), name=grid.digest(config), progress=progress
-    )
+    checkpoint = None if folder is None else _checkpoint(folder, config)
+    name = grid.digest(config, __version__)
+    history = loop.train(stack, measured, checkpoint=checkpoint, name=name, progress=progress)
     table = tidy(history, chosen, seeds)
     table["models"] = len(chosen) * config["seeds"]
     table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
@@ -291,34 +218,59 @@ def run(
     *,
     device: str = "cpu",
     refine: int = 0,
+    dask: str | None = None,
     progress: Callable[[dict[str, Any], int, int], None] | None = None,
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all.
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    The table has what earlier runs of the same experiment in the folder have finished, too.
+
+    refine: so many more seeds for the settings alone that the first ones have chosen.
+    dask: the address of a cluster, whose workers take a stack each; they need the data, and write nothing."""
     parts = out / "parts"
 
-    def one(config: dict[str, Any]) -> pd.DataFrame:
+    def here(config: dict[str, Any]) -> pd.DataFrame:
         told = None if progress is None else partial(progress, config)
         return train(config, folder=parts, device=device, progress=told)
 
-    if len(finished(configs, out)) < len(configs):
-        _data(_seeds(configs[0]), configs[0]["limit"], configs[0]["source"])  # what is wrong with it is said at once
-    table = grid.run(one, configs, parts, progress=done, version=__version__)
-    if refine:
-        more = []
-        for config in [c for c in configs if c["size"] != "ablated"]:
-            own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
-            more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
-        configs = [*configs, *more]
-        table = grid.run(one, configs, parts, progress=done, version=__version__)
-    table = with_studies(table)
-    results.save(table, out)
-    for config in configs:
-        _checkpoint(parts, config).unlink(missing_ok=True)
-    experiment(table).save(out)
+    def ended(count: int, total: int, config: dict[str, Any]) -> None:
+        _checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe
+        if done is not None:
+            done(count, total, config)
+
+    one = here if dask is None else partial(train, folder=None, device=device)
+    with claimed(out):
+        if dask is None and len(finished(configs, out)) < len(configs):
+            _data(
+                _seeds(configs[0]), configs[0]["limit"], configs[0]["source"]
+            )  # what is wrong with it is said at once
+        table = grid.run(one, configs, parts, dask=dask, progress=ended, version=__version__)
+        if refine:
+            more = []
+            for config in [c for c in configs if c["size"] != "ablated"]:
+                own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
+                more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
+            grid.run(one, more, parts, dask=dask, progress=ended, version=__version__)
+        table = with_studies(grid.finished(_alike(configs, parts), parts, version=__version__))
+        results.save(table, out)
+        experiment(table).save(out)
     return table
+
+
+def _alike(configs: list[dict[str, Any]], parts: Path) -> list[dict[str, Any]]:
+    """What is finished in the folder and belongs to the same experiment as `configs`: other batch sizes, optimizers and
+    seeds, but the same data, models and epochs."""
+    grids = {(c["optimizer"], c["size"]): c["grid"] for c in configs}
+    sizes = {c["size"]: c["epochs"] for c in configs}
+    first = configs[0]
+    return [
+        config
+        for config in grid.configurations(parts, version=__version__)
+        if sizes.get(config["size"]) == config["epochs"]
+        and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
+        and all(config[name] == first[name] for name in ("limit", "source"))
+    ]
 
 
 def with_studies(table: pd.DataFrame) -> pd.DataFrame:
@@ -335,7 +287,7 @@ def with_studies(table: pd.DataFrame) -> pd.DataFrame:
         "bias": ablated & (table["algorithm"] == 1),
     }
     parts = [table[rows].assign(study=study) for study, rows in studies.items()]
-    return pd.concat(parts, ignore_index=True).drop(columns=["size", "seeds", "first_seed", "only"])
+    return pd.concat(parts, ignore_index=True).drop(columns=["size", "seeds", "first_seed", "only", "grid"])
 
 
 def experiment(table: pd.DataFrame) -> Experiment:

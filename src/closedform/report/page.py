@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from . import panels, summary, text
 from .spec import Experiment
 
@@ -23,13 +23,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
     folder = Path(folder)
     out = folder / "report.html" if out is None else Path(out)
     page = render(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic(out) as file:
+        file.write(page.encode())
     return out
 
 

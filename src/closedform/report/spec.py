@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from ..files import atomic
 
 SPEC = "experiment.json"
 
@@ -68,10 +69,8 @@ class Experiment:
         return next((method for method in self.methods if method.key == key), Method(key, str(key)))
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{SPEC}.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / SPEC)
+        with atomic(folder / SPEC) as file:
+            file.write((json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def load(folder: Path) -> Experiment:

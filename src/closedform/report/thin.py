@@ -10,6 +10,8 @@ from . import panels, spec
 
 
 def thin(folder: Path, out: Path) -> Path:
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"{folder} would lose its curves: the small copy needs another folder")
     table, experiment = panels.read(folder)
     told = panels.configuration(experiment)
     last = table.groupby([*told, "seed"], dropna=False, observed=True)["step"].transform("max")

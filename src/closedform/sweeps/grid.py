@@ -156,6 +156,24 @@ def finished(configs: Iterable[Config], folder: str | Path, *, version: str = ""
     return pd.concat([frame.dropna(axis=1, how="all") for frame in frames], ignore_index=True).reindex(columns=columns)
 
 
+def configurations(folder: str | Path, *, version: str = "") -> list[dict[str, Value]]:
+    """All configurations that have a result in the folder."""
+    require("a sweep", "experiments", "pandas", "pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in sorted(Path(folder).glob("*.parquet")):
+        try:
+            told = (pq.read_schema(path).metadata or {}).get(_CONFIG)
+        except (OSError, pa.ArrowException):
+            continue
+        if told is not None:
+            written, config = json.loads(told)
+            found += [config] if written == version else []
+    return found
+
+
 def _canonical(config: Config, version: str) -> str:
     """One text for one configuration. JSON writes floats by `repr`, which is exact, and tells 1, 1.0 and true apart."""
     for name, value in config.items():

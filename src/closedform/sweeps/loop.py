@@ -98,7 +98,7 @@ def train(
                 errors["train"] = stack.average_loss(stack.t - last)
                 last = stack.t
                 history.add(last, time.perf_counter() - start, {k: _spread(v, alive, K) for k, v in errors.items()})
-                alive = _drop(stack, alive, errors)
+                alive = _drop(stack, alive, [errors[key] for key in measured])
             if progress is not None:
                 progress(stack.t, stack.total)
             if not alive:
@@ -119,9 +119,9 @@ def _spread(values: Tensor, alive: list[int], K: int) -> Tensor:
     return full
 
 
-def _drop(stack: Stack, alive: list[int], errors: dict[str, Tensor]) -> list[int]:
+def _drop(stack: Stack, alive: list[int], errors: list[Tensor]) -> list[int]:
     """Rebuild the stack without the candidates that have diverged for every seed, once there are enough of them."""
-    finite = torch.stack([torch.isfinite(values).any(0) for values in errors.values()]).all(0)
+    finite = torch.stack([torch.isfinite(values).any(0) for values in errors]).all(0)
     kept = [k for k in range(len(alive)) if finite[k]]
     if kept and len(alive) - len(kept) < max(1, DROP * len(alive)):
         return alive

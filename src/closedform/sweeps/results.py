@@ -65,8 +65,13 @@ def by_setting(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 def best(runs: pd.DataFrame, by: Sequence[str], settings: Sequence[str], *, lower: bool = True) -> pd.DataFrame:
     """The setting with the best score (over the seeds) for each combination of the columns `by`. Where some settings
-    were run with more seeds than others, the choice is among those."""
-    means = by_setting(runs, [*by, *settings]).sort_values(["seeds", "score"], ascending=[False, lower], kind="stable")
+    were run with more seeds than others, the choice is among those; but one that diverged with any seed comes last."""
+    means = by_setting(runs, [*by, *settings])
+    diverged = ~means["score"].abs().lt(math.inf)
+    ranked = means.assign(diverged=diverged).sort_values(
+        ["diverged", "seeds", "score"], ascending=[True, False, lower], kind="stable"
+    )
+    means = ranked.drop(columns="diverged")
     chosen = means.groupby(list(by), dropna=False, observed=True, sort=False).head(1) if by else means.head(1)
     return chosen.sort_values(list(by), kind="stable").reset_index(drop=True) if by else chosen.reset_index(drop=True)
 

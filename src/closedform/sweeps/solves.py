@@ -65,6 +65,10 @@ class Lambdas:
             values = torch.as_tensor(lam, dtype=torch.float64, device="cpu").reshape(-1)
             if len(values) == features - 1 and bias and features > 2:
                 values = torch.cat([values, values.mean().reshape(1)])
+            if len(values) not in (1, features):
+                raise ValueError(
+                    f"a vector lambda has one value a feature, got {len(values)} for {features} (with the bias)"
+                )
             base[row] = values
         self.base, self.kind = base.to(device), kind.to(device)
         self.follow = torch.tensor(follow, device=device)

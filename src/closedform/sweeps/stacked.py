@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,9 +95,12 @@ class Stack:
         self.optimizer = updates.OPTIMIZERS[optimizer]()
         self._templates = [copy.deepcopy(backbone).cpu() for backbone in backbones]
         layers = [module for module in backbones[0] if isinstance(module, nn.Linear)]
-        pairs = [isinstance(module, (nn.Linear, nn.GELU)[k % 2]) for k, module in enumerate(backbones[0])]
-        if not layers or not all(pairs) or len(pairs) % 2:
-            raise ValueError(f"a stack takes linear layers, each followed by GELU, got {backbones[0]}")
+        for backbone in backbones:
+            pairs = [isinstance(module, (nn.Linear, nn.GELU)[k % 2]) for k, module in enumerate(backbone)]
+            if not layers or not all(pairs) or len(pairs) % 2:
+                raise ValueError(f"a stack takes linear layers, each followed by GELU, got {backbone}")
+            if [p.shape for p in backbone.parameters()] != [p.shape for p in backbones[0].parameters()]:
+                raise ValueError(f"the backbones of a stack have the same sizes, got {backbones[0]} and {backbone}")
         self.width = layers[-1].out_features
         self.features = self.width + int(bias)
         dtype = layers[0].weight.dtype
@@ -110,11 +114,11 @@ class Stack:
         head = torch.zeros(S, K, outputs, self.features, dtype=dtype)
         for s, seed in enumerate(self.seeds):
             for k, candidate in enumerate(candidates):
-                generator = torch.Generator().manual_seed(seed)
+                generator = _generator(seed, -1)  # not the stream that a caller may have drawn the backbone from
                 drawn = torch.randn(outputs, self.width, generator=generator, dtype=dtype)
                 head[s, k, :, : self.width] = drawn * INITS[candidate.init](self.width, outputs)
         self.head = head.to(self.device)
-        self.t = 0
+        self.t, self._N = 0, 0
         self._t = torch.zeros((), dtype=torch.int64, device=self.device)
         angles = torch.arange(total + 1, dtype=torch.float64) / total * torch.pi
         self._cosine = (0.5 * (1 + angles.cos())).to(self.device)
@@ -188,6 +192,14 @@ class Stack:
 
     def advance(self, steps: int) -> None:
         """Train all models for this many steps."""
+        if self._N == 0:
+            raise ValueError("a stack needs data before it can train: call feed(X, Y)")
+        if self.t + steps > self.total:
+            raise ValueError(f"{steps} steps from step {self.t} on go past the end of the training, total={self.total}")
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            self._advance(steps)
+
+    def _advance(self, steps: int) -> None:
         for _ in range(steps):
             self._shuffle()
             if self._graph is not None:
@@ -389,4 +401,5 @@ class _products:  # noqa: N801 - reads as a function at the call site
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    """The random numbers of an epoch; those of epoch -1 draw the last layers."""
+    return torch.Generator().manual_seed((seed + 1) * 1_000_003 + epoch)

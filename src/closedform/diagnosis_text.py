@@ -1,0 +1,174 @@
+"""A diagnosis in words: one page of text, and advice that a user can act on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .rules import Ema, Proximal, Ridge
+
+if TYPE_CHECKING:
+    from .diagnose import Diagnosis
+
+
+def _rejected(d: Diagnosis) -> Iterable[str]:
+    if d.rejected:
+        yield (
+            f"{d.rejected} of {d.solves + d.rejected} solves were rejected and left the head as it was. Look for NaN or "
+            "infinite features or targets, most often a learning rate that is too high."
+        )
+
+
+def _unsolved(d: Diagnosis) -> Iterable[str]:
+    if d.rule is not None and d.solves == 0:
+        yield "The head has not been solved yet: call head.solve(phi, y) at every step, or observe(y) before the forward."
+
+
+def _few(d: Diagnosis) -> Iterable[str]:
+    if d.samples <= d.width:
+        yield (
+            f"{d.samples} samples are no more than the {d.width} features, so any target is attainable on them. "
+            "Diagnose on more batches to learn about the features."
+        )
+
+
+def _frozen(d: Diagnosis) -> Iterable[str]:
+    if d.lam_ratio > 300 and isinstance(d.rule, Proximal):
+        yield (
+            f"lambda is {_power(d.lam_ratio)} times the Gram of a batch: the head hardly moves, one solve takes it "
+            f"{_percent(d.moved)} of the way. Proximal('auto') would take lambda = {10 * d.lam / d.lam_ratio:.3g} here."
+        )
+    if d.lam_ratio > 10 and isinstance(d.rule, (Ridge, Ema)):
+        yield f"beta is {_power(d.lam_ratio)} times the Gram of a batch: it shrinks the layer towards zero. Lower it."
+
+
+def _chasing(d: Diagnosis) -> Iterable[str]:
+    if d.memory < 3 and d.batch_size < 3 * d.width and isinstance(d.rule, (Ridge, Proximal)):
+        name = "beta" if isinstance(d.rule, Ridge) else "lambda"
+        yield (
+            f"A batch has {d.batch_size:.0f} samples for {d.width} features and {name} is only {d.lam_ratio:.2g} times its "
+            "Gram: every solve fits its own batch and forgets the last. Take larger batches, Proximal('auto') or Kalman()."
+        )
+
+
+def _lagging(d: Diagnosis) -> Iterable[str]:
+    if d.samples > 2 * d.width and d.lag > 0.5 and d.best_error < d.error:
+        during = ""
+        if d.memory > 30:
+            during = " During training, a smaller lambda (or a smaller forget) lets it follow."
+        elif d.rule is not None:
+            during = " During training, a longer memory averages over more batches: a larger lambda, or Kalman()."
+        yield (
+            f"The head is not the best layer for its features, which has a mean squared error of {d.best_error:.3g} where "
+            f"this one has {d.error:.3g}. At the end of training, cf.refit_ mends that.{during}"
+        )
+
+
+def _unattainable(d: Diagnosis) -> Iterable[str]:
+    if d.samples > 2 * d.width and d.attainable < 0.5:
+        yield (
+            f"No last layer can express more than {_percent(d.attainable)} of the target with these features: the backbone "
+            "has to learn the rest (train longer, raise its learning rate or width)."
+        )
+
+
+def _dead(d: Diagnosis) -> Iterable[str]:
+    if d.dead > 0.05 * d.features:
+        yield (
+            f"{d.dead} of {d.features} features are zero on every sample. Dead units come from a learning rate that is too "
+            "high or from relu; a smaller rate, normalisation or GELU keeps them alive."
+        )
+    if d.constant > 0.05 * d.features:
+        yield f"{d.constant} of {d.features} features are constant and say no more than a bias: saturated units?"
+
+
+def _collapsed(d: Diagnosis) -> Iterable[str]:
+    possible = min(d.samples, d.width)
+    if possible >= 10 and d.effective_rank < max(1.5, 0.05 * possible):
+        yield (
+            f"The features count as {d.effective_rank:.1f} directions of {possible}: they have collapsed. Normalise them, "
+            "or weaken weight decay."
+        )
+
+
+def _worth(d: Diagnosis) -> Iterable[str]:
+    if d.gradient_share < 0.2:
+        yield (
+            f"Solving pays here: a gradient step on the last layer, at its best rate, would gain at most "
+            f"{_percent(d.gradient_share)} of what a full solve gains."
+        )
+    if d.gradient_share > 0.9:
+        yield (
+            f"The residual meets a flat spectrum: a gradient step at its best rate would gain up to "
+            f"{_percent(d.gradient_share)} of a closed-form step. Solving mostly saves tuning that rate."
+        )
+
+
+# most pressing first
+_CHECKS = (_rejected, _unsolved, _few, _frozen, _chasing, _lagging, _unattainable, _dead, _collapsed, _worth)
+
+
+def advice(d: Diagnosis) -> list[str]:
+    """What to do about it, most pressing first; empty where nothing stands out."""
+    return [text for check in _CHECKS for text in check(d)]
+
+
+def page(d: Diagnosis) -> str:
+    """Everything that was measured, and the advice."""
+    top, low = float(d.eigenvalues[0]), float(d.eigenvalues[d.rank - 1]) if d.rank else 0.0
+    spectrum = f"{top:.3g} to {low:.3g} (condition {_power(top / low)})" if d.rank else "all zero"
+    lam, rule = "none", "learned by gradient steps (nn.Linear)"
+    if d.rule is not None:
+        name = "beta" if isinstance(d.rule, (Ridge, Ema)) else "lambda"
+        lam = f"{name} = {d.lam:.4g}, {_power(d.lam_ratio)} times the mean diagonal of a batch's Gram"
+        rule = f"{d.rule}, {d.solves} solves, {d.rejected} rejected"
+    solve = "-"
+    if not math.isnan(d.moved):
+        solve = f"of this rule gains {_percent(d.solve_share)} of that, goes {_percent(d.moved)} of the way"
+    rows = [
+        ("data", f"{d.samples} samples in batches of {d.batch_size:.0f}"),
+        ("layer", f"{d.features} features{' and a bias' if d.bias else ''}, {d.outputs} outputs"),
+        ("rule", rule),
+        ("", ""),
+        ("spectrum", spectrum),
+        ("rank", f"{d.rank} of {d.width}, effectively {d.effective_rank:.1f}"),
+        ("dead, constant", f"{d.dead}, {d.constant} of {d.features} features"),
+        ("attainable", f"{_percent(d.attainable)} of the target{' about its mean' if d.bias else ''}"),
+        ("error", f"{d.error:.4g} (mean squared); best layer {d.best_error:.4g}"),
+        ("", ""),
+        ("gradient step", _gradient(d)),
+        ("regularisation", lam),
+        ("one solve", solve),
+        ("memory", "-" if math.isnan(d.memory) else f"about {d.memory:.3g} batch{'' if d.memory < 1.005 else 'es'}"),
+    ]
+    lines = ["The last layer", "=============="] + [f"{name:<15} {text}".rstrip() for name, text in rows]
+    lines += ["", "Advice", "------"]
+    for text in d.advice or ["Nothing stands out."]:
+        lines += _wrapped(text)
+    return "\n".join(lines)
+
+
+def _gradient(d: Diagnosis) -> str:
+    if math.isnan(d.gradient_share):
+        return "nothing left to gain: the layer is the best one"
+    share, variation = _percent(d.gradient_share), f"coefficient of variation {d.variation:.3g}"
+    return f"gains at most {share} of what a full solve (lambda = 0) gains ({variation})"
+
+
+def _wrapped(text: str, width: int = 100) -> list[str]:
+    lines, line = [], "*"
+    for word in text.split():
+        if len(line) + len(word) + 1 > width:
+            lines.append(line)
+            line = " "
+        line += " " + word
+    return [*lines, line]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share < 0.999 or share == 1 else f"{100 * share:.5g} %"
+
+
+def _power(value: float) -> str:
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e") if value >= 1e4 else f"{value:.3g}"

@@ -1,0 +1,130 @@
+"""Every statement of the paper's theory, computed and drawn: the numbers and figures of docs/theory.md.
+
+`run(out, quick)` writes `theory.json`, a figure for each study, and the text and pictures of a diagnosis. Everything is
+seeded and takes about a minute on one thread; `quick` does less of everything, to see that it works.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import __version__, extras
+from ..diagnose import diagnose
+from ..head import ClosedFormLinear
+from ..rules import Proximal
+from . import landscape, theory_figures
+from .theory_studies import STUDIES, Study, normal
+
+
+def run(
+    out: Path, quick: bool = False, figures: Path | None = None, say: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Do every study, draw it, and write what was found; returns the path of `theory.json`.
+
+    The figures and the text of the diagnosis go to `figures`, by default to `out` as well. `say` is told of each study.
+    """
+    extras.require("the theory", "theory", "scipy", "matplotlib")  # better known now than at the end
+    figures = out if figures is None else figures
+    for folder in (out, figures):
+        folder.mkdir(parents=True, exist_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are tiny
+    try:
+        found: Study = {}
+        for name, study in STUDIES.items():
+            say(f"{name} ...")
+            found[name] = study(quick)
+        say("diagnosis ...")
+        found["diagnosis"] = diagnosis(figures, quick)
+        found["landscape"] = landscape_numbers()
+        landscape.draw(figures / "landscape.png")
+        theory_figures.draw(found, figures)
+    finally:
+        torch.set_num_threads(threads)
+    versions = {
+        "closedform": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "python": platform.python_version(),
+    }
+    body = {"quick": quick, **versions, **_plain(found)}
+    path = out / "theory.json"
+    path.write_text(json.dumps(body, indent=1) + "\n")
+    return path
+
+
+def landscape_numbers() -> Study:
+    picture = landscape.data()
+    result: Study = {"steps": landscape.STEPS}
+    start = landscape.START_W, landscape.START_THETA, landscape.RATE, landscape.STEPS
+    for activation in ("relu", "tanh"):
+        one = replace(picture, activation=activation)
+        result[activation] = {
+            "start": float(one.loss(*start[:2])),
+            "one_solve": float(one.curve_loss(start[1])),
+            "both": float(one.descend_both(*start).loss[-1]),
+            "along": float(one.descend_curve(*start[1:]).loss[-1]),
+        }
+    theta = torch.tensor([0.1, 0.5, 1.0, 3.0])
+    result["relu"]["spread_along_curve"] = float(picture.curve_loss(theta).std())
+    return result
+
+
+def regression(n: int) -> tuple[Tensor, Tensor]:
+    """Five smooth functions of eight inputs, standardised, with a little noise."""
+    draw = normal(0)
+    x = draw(n, 8)
+    a, b, c, d, e, f, g, h = x.T
+    y = torch.stack([torch.sin(2 * a), b * c, torch.tanh(d + e), f.abs(), g * h + a], 1)
+    y = (y - y.mean(0)) / y.std(0) + 0.05 * draw(n, 5)
+    return x.float(), y.float()
+
+
+def diagnosis(out: Path, quick: bool) -> Study:
+    """One network trained twice, with a sound lambda and with one that freezes the head."""
+    x, y = regression(1000 if quick else 4000)
+    result: Study = {}
+    pages = []
+    for name, rule in (("auto", Proximal("auto")), ("frozen", Proximal(1e7))):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        head = ClosedFormLinear(64, y.shape[1], rule=rule)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
+        for _ in range(50 if quick else 500):
+            index = torch.randint(0, len(x), (64,))
+            phi = net(x[index])
+            head.solve(phi, y[index])
+            loss = F.mse_loss(head(phi), y[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found = diagnose(net, head, [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)])
+        found.plot(out / f"diagnosis_{name}.png")
+        pages.append(str(found))
+        keys = ("gradient_share", "solve_share", "variation", "effective_rank", "attainable", "lam_ratio", "memory")
+        result[name] = {key: getattr(found, key) for key in keys}
+    (out / "diagnosis.txt").write_text("\n\n\n".join(pages) + "\n")
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """Lists and numbers of six digits, which is what is worth keeping; long series stay in the figures."""
+    if isinstance(value, dict):
+        return {key: plain for key, item in value.items() if (plain := _plain(item)) is not None}
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value] if len(value) <= 30 and not _nested(value) else None
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _nested(value: list | tuple) -> bool:
+    return any(isinstance(item, (list, tuple, Tensor)) for item in value)
