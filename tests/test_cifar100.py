@@ -248,6 +248,14 @@ def test_what_is_finished_is_not_run_again(folder, monkeypatch):
     cifar100.run(folder, configs)
 
 
+def test_refining_runs_what_follows_up(tmp_path):
+    seen = []
+    table = cifar100.run(tmp_path, quick(methods=["ridge"]), refine=2, done=lambda k, n, config: seen.append(config))
+    assert sorted(set(table.loc[table["seed"] == 0, "beta"])) == list(cifar100.BETAS)
+    assert set(table.loc[table["seed"] == 1, "beta"]) == {cifar100.BETA}
+    assert len(seen) == 1 + 8  # the first one is not run again
+
+
 def test_the_script_stops_in_time_and_goes_on(tmp_path, capsys):
     arguments = [
         "--out",
