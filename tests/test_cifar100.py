@@ -47,8 +47,9 @@ def test_the_full_grids_are_the_papers():
     full = cifar100.jobs(["sgd", "adam"], cifar100.BATCH_SIZES, size="full")
     cell = [c for c in full if c["optimizer"] == "sgd" and c["batch_size"] == 32]
     count = {method.key: sum(c["method"] == method.key for c in cell) for method in cifar100.METHODS}
-    assert count["cross-entropy"] == count["l2"] == count["kalman"] == 13
+    assert count["cross-entropy"] == count["l2"] == 13
     assert count["ridge"] == count["proximal"] == 13 * 8
+    assert count["kalman"] == count["generalized"] == 13 * 3
     assert {c["init"] for c in full if c["optimizer"] == "adam"} == {"lecun"}
     assert {c["init"] for c in cell} == {"zeros"}
     assert len({grid.digest(c) for c in full}) == len(full) == 8 * len(cell)
@@ -72,9 +73,9 @@ def test_a_follow_up_is_at_the_best_rate():
         for method, lam, beta in (("proximal", 1000.0, None), ("ridge", None, 1.0), ("l2", None, None)):
             shared = {"epochs": 2, "limit": math.nan, "source": "cifar100", "net": "resnet18", "precision": "bf16"}
             shared |= {"optimizer": "sgd", "batch_size": 128, "seed": 0, "init": "zeros", "bias": True, "algorithm": 1}
-            shared |= {"method": method, "lr": lr, "lam": lam, "beta": beta}
+            shared |= {"method": method, "lr": lr, "lam": lam, "beta": beta, "ratio": None, "forget": None}
             rows += [shared | {"step": step, "validation": accuracy, "test": 1 - accuracy} for step in (5, 10)]
-    made = cifar100.follow_up(pd.DataFrame(rows).astype({"lam": float, "beta": float}), seeds=3)
+    made = cifar100.follow_up(pd.DataFrame(rows).astype(dict.fromkeys(cifar100.SETTINGS, float)), seeds=3)
     assert {c["lr"] for c in made} == {0.2}
     assert all(c["limit"] is None for c in made)
     proximal = [c for c in made if c["method"] == "proximal"]
@@ -226,9 +227,7 @@ def test_the_table_and_the_report(folder):
     methods = table[table["study"] == "methods"]
     assert (methods["init"] == "zeros").all()
     assert methods["bias"].all()
-    twice = table.duplicated(
-        ["study", "batch_size", "method", "lr", "lam", "beta", "init", "bias", "algorithm", "step"]
-    )
+    twice = table.duplicated(["study", "batch_size", "method", "init", "bias", "algorithm", "step", *cifar100.SETTINGS])
     assert not twice.any()
     assert set(table.loc[table["study"] == "initialisation", "init"]) == {"zeros", "lecun", "xavier", "he"}
     assert set(table.loc[table["study"] == "algorithms", "algorithm"]) == {1, 2}
@@ -292,7 +291,7 @@ def table_of(accuracies, optimizer="sgd", **extra):
     rows = []
     for (size, method, *setting), (accuracy, confidence) in accuracies.items():
         row = {"study": "methods", "optimizer": optimizer, "batch_size": size, "method": method, "seed": 0, "lr": 0.1}
-        row |= {"init": "zeros", "bias": True, "algorithm": 1, "lam": math.nan, "beta": math.nan}
+        row |= {"init": "zeros", "bias": True, "algorithm": 1} | dict.fromkeys(cifar100.SETTINGS[1:], math.nan)
         row |= dict([setting]) if setting else {}
         row |= {"validation": accuracy, "test": accuracy, "confidence": confidence} | extra
         rows += [row | {"step": step} for step in (5, 10)]

@@ -123,8 +123,10 @@ class Batch:
     def _pieces(self, W: Tensor | None, W_k: Tensor | None = None) -> Iterator[Rows]:
         n = self.phi.shape[0]
         # compiled, a loop over pieces would be unrolled for every new n
-        edges = range(0, max(n, 1), n + 1 if torch.compiler.is_compiling() else CHUNK)
-        pieces = [(low, min(low + edges.step, n)) for low in edges]
+        if torch.compiler.is_compiling():
+            pieces = [(0, n)]
+        else:
+            pieces = [(low, min(low + CHUNK, n)) for low in range(0, max(n, 1), CHUNK)]
         for low, high in pieces:
             yield self._rows(W, low, high, W_k)
 

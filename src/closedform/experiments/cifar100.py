@@ -44,7 +44,8 @@ EPOCHS, SEEDS = 30, 1
 RATES = (10.0, 5.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005)
 LAMBDAS = BETAS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 SOME_RATES = {"sgd": (1.0, 0.5, 0.2, 0.05, 0.01), "adam": (0.01, 0.005, 0.001, 0.0005)}  # of the "rates"
-LAM, BETA = 1000.0, 1.0  # what learning rates are compared at
+RATIOS, FORGETS = (0.1, 1.0, 10.0), (0.9, 0.99, 0.999)  # of the rules that the paper does not have
+LAM, BETA, RATIO, FORGET = 1000.0, 1.0, 1.0, 0.99  # what learning rates are compared at
 CONFIDENCE = {32: (0.99, 0.63), 128: (0.99, 0.62), 1024: (0.99, 0.73), 4096: (0.99, 0.76)}  # the paper's table
 
 OPENING = (
@@ -63,7 +64,7 @@ METHODS = (
     Method("kalman", "Kalman", "#059669", ours=True),
     Method("kalman cross-entropy", "Kalman cross-entropy", "#db2777", ours=True),
 )
-SETTINGS = ("lr", "lam", "beta")
+SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
 DESIGN = ("init", "bias", "algorithm")
 
 
@@ -83,8 +84,8 @@ def jobs(
     net: str = "resnet18",
     precision: str = "bf16",
 ) -> list[dict[str, Any]]:
-    """One configuration a run: "rates" (every method at some learning rates), "full" (the paper's grids, and ours at their
-    learning rates) or "quick" (one learning rate each)."""
+    """One configuration a run: "rates" (every method at some learning rates), "full" (the paper's grids, and ours) or
+    "quick" (one learning rate each)."""
     chosen = [method.key for method in METHODS] if methods is None else list(methods)
     if unknown := set(chosen) - {method.key for method in METHODS}:
         raise ValueError(f"there is no method {sorted(unknown)[0]!r}; expected {', '.join(m.key for m in METHODS)}")
@@ -106,16 +107,21 @@ def jobs(
 
 
 def _swept(method: str, full: bool) -> list[dict[str, float]]:
+    """The values of the one setting that a method has besides its learning rate."""
+    if method in ("cross-entropy", "l2"):
+        return [{}]
     if method == "ridge":
         return [{"beta": beta} for beta in (BETAS if full else (BETA,))]
     if method == "proximal":
         return [{"lam": lam} for lam in (LAMBDAS if full else (LAM,))]
-    return [{}]
+    if method.startswith("kalman"):
+        return [{"forget": forget} for forget in (FORGETS if full else (FORGET,))]
+    return [{"ratio": ratio} for ratio in (RATIOS if full else (RATIO,))]
 
 
 def _config(shared: dict[str, Any], method: str, lr: float, swept: dict[str, float]) -> dict[str, Any]:
     init = "zeros" if shared["optimizer"] == "sgd" else "lecun"
-    return {**shared, "method": method, "lr": lr, "lam": None, "beta": None} | swept | _design(init)
+    return {**shared, "method": method, **dict.fromkeys(SETTINGS), "lr": lr} | swept | _design(init)
 
 
 def _design(init: str, bias: bool = True, algorithm: int = 1) -> dict[str, Any]:
@@ -123,8 +129,9 @@ def _design(init: str, bias: bool = True, algorithm: int = 1) -> dict[str, Any]:
 
 
 def follow_up(table: pd.DataFrame, *, seeds: int = 1) -> list[dict[str, Any]]:
-    """What the paper compares at the best learning rate, found in a table of the "rates": all lambda and beta, four initial
-    layers, no bias, Algorithm 2; and every method with more seeds, at its best setting."""
+    """What the paper compares at the best learning rate, found in a table of the "rates": all lambda and beta (and the one
+    setting of each of our rules), four initial layers, no bias, Algorithm 2; and every method with more seeds, at its best
+    setting."""
     shared_names = ["epochs", "limit", "source", "net", "precision", "optimizer", "batch_size"]
     table = table.loc[(table["seed"] == 0) & _default(table)]
     made = []
@@ -134,7 +141,7 @@ def follow_up(table: pd.DataFrame, *, seeds: int = 1) -> list[dict[str, Any]]:
         best = results.best(runs, ["method"], SETTINGS, lower=False).set_index("method")
         for method in best.index:
             lr = float(best.loc[method, "lr"])  # pyright: ignore[reportArgumentType]
-            swept = {k: v for k in ("lam", "beta") if (v := _plain(k, best.loc[method, k])) is not None}
+            swept = {k: v for k in SETTINGS[1:] if (v := _plain(k, best.loc[method, k])) is not None}
             made += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, seeds)]
             made += [_config(base, method, lr, s) for s in _swept(method, full=True)]
             if method == "proximal":
@@ -160,7 +167,7 @@ def _default(table: pd.DataFrame) -> pd.Series:
 def name(config: dict[str, Any]) -> str:
     """A configuration in a few words, for the progress bar."""
     told = f"{config['optimizer']}, batch size {config['batch_size']}, {config['method']}, rate {config['lr']:g}"
-    told += "".join(f", {key} {config[key]:g}" for key in ("lam", "beta") if config[key] is not None)
+    told += "".join(f", {key} {config[key]:g}" for key in SETTINGS[1:] if config[key] is not None)
     if config["init"] != ("zeros" if config["optimizer"] == "sgd" else "lecun"):
         told += f", {config['init']}"
     told += ("" if config["bias"] else ", no bias") + (", algorithm 2" if config["algorithm"] == 2 else "")

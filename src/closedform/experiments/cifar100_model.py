@@ -16,7 +16,7 @@ from ..models.resnet import resnet18, resnet50
 from ..rules import Kalman, Proximal, Ridge, Rule
 from .classifier import Classifier, Data
 
-RATIO, FORGET, K, M = 10.0, 0.99, 5.0, 2.0  # of the rules and the loss that the paper does not have; not swept
+K, M = 5.0, 2.0  # of the generalised squared loss
 
 
 def small() -> nn.Sequential:
@@ -48,8 +48,8 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     if method == "proximal":
         return Proximal(config["lam"])
     if method.startswith("kalman"):
-        return Kalman(follow_lr(optimizer, forget=FORGET))
-    return Proximal(relative(follow_lr(optimizer, RATIO)))
+        return Kalman(follow_lr(optimizer, forget=config["forget"]))
+    return Proximal(relative(follow_lr(optimizer, config["ratio"])))
 
 
 def classifier(config: dict[str, Any], data: Data) -> Classifier:
