@@ -112,3 +112,16 @@ def test_exactly_this_advice(rule, solves, size, checks, during):
     assert [name for name in spoke if name != "_worth"] == checks
     assert said(result, "not seen") == (during is not None)
     assert during is None or said(result, during) == 1
+
+
+def test_a_backbone_that_moved_on_is_no_slow_head():
+    """The head is one step behind the features: every solve gains, and still lambda is too small, not too large."""
+    phi, y, _ = healthy()
+    layer = head(20, 2, cf.Proximal(0.1 * float(phi.square().sum() / 20) / 8))
+    for batch in whole(phi, y, 50):
+        layer.solve(*batch)
+    result = cf.diagnose(nn.Identity(), layer, whole(1.5 * phi, y, 50))
+    assert float((result.gains > 0).double().mean()) == 1
+    assert said(result, "every solve fits its own batch") == 1
+    assert said(result, "cf.refit_ mends that") == 1
+    assert said(result, "too slowly") == 0

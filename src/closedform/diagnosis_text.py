@@ -73,12 +73,12 @@ def _lagging(d: Diagnosis) -> Iterable[str]:
 
 def _during(d: Diagnosis) -> str:
     """What would help before the end, by the solves that were tried; nothing for a head that was never solved or whose
-    regularisation is the matter."""
-    if d.solves == 0 or not d.held_out or any(_frozen(d)):
+    regularisation is the matter, which is said already."""
+    if d.solves == 0 or not d.held_out or any(_frozen(d)) or any(_chasing(d)):
         return ""
     shorter, longer = _MEMORY.get(type(d.rule), ("", ""))
     losing = float((d.gains < 0).double().mean())
-    if losing < 0.1 and shorter:
+    if losing < 0.1 and d.memory > 3 and shorter:
         return f" A solve still gains on data that it has not seen, so the head follows too slowly: {shorter} helps."
     if losing > 0.3 and longer:
         return f" {_percent(losing)} of solves lose on data that they have not seen: a longer memory helps, {longer}."
