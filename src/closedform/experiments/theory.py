@@ -1,11 +1,13 @@
 """Every statement of the paper's theory, computed and drawn: the numbers and figures of docs/theory.md.
 
-`run(out, quick)` writes `theory.json`, a figure for each study, and the text and pictures of a diagnosis. Everything is
+`run(out, quick)` writes `theory.json`, a figure for each study, the text and pictures of a diagnosis, and `report.html`: all
+of these figures in one page, with the interactive landscape. Everything is
 seeded and takes about a minute on one thread; `quick` does less of everything, to see that it works.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import platform
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 from .. import __version__, extras
 from ..diagnose import diagnose
 from ..head import ClosedFormLinear
+from ..report.page import frame, save
 from ..rules import Proximal
 from . import landscape, theory_figures
 from .theory_studies import STUDIES, Study, normal
@@ -47,7 +50,7 @@ def run(
         found["diagnosis"] = diagnosis(figures, quick)
         found["landscape"] = landscape_numbers()
         landscape.draw(figures / "landscape.png")
-        theory_figures.draw(found, figures)
+        drawn = theory_figures.draw(found, figures)
     finally:
         torch.set_num_threads(threads)
     versions = {
@@ -58,7 +61,22 @@ def run(
     body = {"quick": quick, **versions, **_plain(found)}
     path = out / "theory.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
+    pictures = [*drawn, *(figures / f"diagnosis_{name}.png" for name in found["diagnosis"])]
+    text = "What the theory of the paper says, computed. docs/theory.md explains every figure."
+    save(frame("The theory, runnable", text, [landscape.section(), *map(_figure, pictures)]), out / "report.html")
     return path
+
+
+def _figure(path: Path) -> str:
+    """A picture as a section of a page. It is drawn on white, whatever the page's colours are."""
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    data = base64.b64encode(path.read_bytes()).decode()
+    name = path.stem.replace("_", " ")
+    return (
+        f'<section aria-label="{name}"><figure><h2>{name[0].upper()}{name[1:]}</h2>'
+        f'<img style="max-width: 100%; background: white" alt="{name}" src="data:image/{kind};base64,{data}">'
+        "</figure></section>"
+    )
 
 
 def landscape_numbers() -> Study:
