@@ -20,7 +20,7 @@ from torch import nn
 import closedform as cf
 from common import arguments, interleaved, save
 
-CELLS = [(32, 128), (256, 128), (256, 512), (1024, 512)]  # batch, features
+CELLS = [(32, 128), (256, 128), (256, 512), (1024, 512), (64, 1024), (1024, 1024), (64, 4096)]  # batch, features
 EVERY = 200  # the default
 INPUTS, OUTPUTS = 32, 12
 
@@ -87,8 +87,8 @@ def main() -> None:
         single = interleaved(sides, args.device, 0.3 if args.quick else 5.0, least=20)
         step, diagnosis = (single[k]["median_ms"] for k in ("step", "diagnosis"))
         row = {"batch": batch, "d": dim, "every": EVERY, "single": single, "share": diagnosis / (EVERY * step)}
-        # a minute a cell at most
-        row["rounds"] = rounds = paired(steps, args.device, 4 if args.quick else max(8, min(40, int(150 / step))))
+        # a minute or two a cell
+        row["rounds"] = rounds = paired(steps, args.device, 4 if args.quick else max(2, min(40, int(150 / step))))
         spread = f"{rounds['median']:.2%} ({rounds['low']:.2%} to {rounds['high']:.2%})"
         print(f"{batch:5d} {dim:5d} | {step:8.3f} {diagnosis:9.3f} {row['share']:7.2%} | {spread}", flush=True)
         rows.append(row)

@@ -304,7 +304,9 @@ def test_a_report_without_sections_is_what_it_was(tmp_path):
 def test_the_page_of_the_theory(visit, tmp_path):
     """Pictures as data beside the interactive one."""
     picture = landscape.draw(tmp_path / "landscape.png")
-    page = visit(html=frame("The theory", "One.\n\nTwo <b>.", [landscape.section(), theory._figure(picture)]))
+    page = visit(
+        html=frame("The theory", "One.\n\nTwo <b>.", [landscape.section(), theory._figure(picture, "Two descents")])
+    )
     assert page.evaluate("document.querySelector('figure img').naturalWidth") > 500
     assert page.locator("header p").all_inner_texts() == ["One.", "Two <b>."]
     before = curve(page)

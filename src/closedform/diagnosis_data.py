@@ -189,11 +189,12 @@ def by_moments(sums: Sums, trials: list[Trial]) -> Measured:
 
 def _reachable(G: Tensor, CE: Tensor) -> Tensor:
     """`tr(CE^T G^+ CE)`, what the best layer takes off the squared error, for a Gram matrix of unit diagonal."""
-    shift = len(G) * torch.finfo(G.dtype).eps
-    solved, _ = linalg.solve_shifted_(G.clone(), shift, CE)
-    # the shift that makes the factor exist takes a little off weak directions, and a second round gives it back
-    rest, _ = linalg.solve_shifted_(G.clone(), shift, CE - G @ solved)
-    return (CE * (solved + rest)).sum().clamp(min=0)
+    shift = 4 * len(G) * torch.finfo(G.dtype).eps  # or no factor would exist where features depend on each other
+    L, _ = torch.linalg.cholesky_ex(G.diagonal_scatter(G.diagonal() + shift))
+    solved = torch.cholesky_solve(CE, L)
+    # it takes a little off weak directions, and a second round gives that back
+    solved = solved + torch.cholesky_solve(CE - G @ solved, L)
+    return (CE * solved).sum().clamp(min=0)
 
 
 def _directions(G: Tensor) -> int:

@@ -124,7 +124,7 @@ def _collapsed(d: Diagnosis) -> Iterable[str]:
 def _worth(d: Diagnosis) -> Iterable[str]:
     if d.gradient_share < 0.2:
         yield (
-            f"Solving pays here: a gradient step on the last layer, at its best rate, would gain at most "
+            f"The residual meets a steep spectrum: a gradient step on the last layer, at its best rate, would gain at most "
             f"{_percent(d.gradient_share)} of what a full solve gains."
         )
     if d.gradient_share > 0.9:
