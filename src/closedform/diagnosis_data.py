@@ -96,7 +96,8 @@ class Trials:
         if self.size is None:
             self.done.append(_try(self.head, phi, y, weight))
             return
-        weight = torch.ones(len(phi), dtype=torch.float64, device=phi.device) if weight is None else weight
+        ones = torch.ones(len(phi), dtype=linalg.solve_dtype(phi.device), device=phi.device)
+        weight = ones if weight is None else weight
         self.waiting.append((phi, y, weight))
         while sum(len(part[0]) for part in self.waiting) >= self.size and len(self.done) < SOLVES:
             rows = [torch.cat(parts) for parts in zip(*self.waiting)]

@@ -157,7 +157,7 @@ def page(d: Diagnosis) -> str:
     if d.lost:
         rank += f"; {d.lost} at rounding level, too weak for sums of products (a condition past 1e7)"
     elif d.rank and top > 1e12 * low:
-        rank += "; the weakest are near rounding level in sums of products, so what they attain is too"
+        rank += "; the weakest are near rounding level in sums of products"
     rows = [
         ("data", f"{d.samples} samples"),
         (
@@ -212,10 +212,10 @@ def _solve(d: Diagnosis) -> str:
         return "-"
     if not d.held_out:
         return f"of this rule gains {_percent(d.solve_share)} of that on its own batch, goes {_percent(d.moved)} of the way"
-    worse = float((d.gains < 0).double().mean())
+    losing = _percent(float((d.gains < 0).double().mean()))
     return (
-        f"of this rule gains {_percent(d.solve_share)} of that on the other data (mean of {len(d.gains)}; median "
-        f"{_percent(float(d.gains.median()))}, a loss for {_percent(worse)})"
+        f"of this rule gains {_percent(d.solve_share)} of that on the other data "
+        f"({len(d.gains)} tried: median {_percent(float(d.gains.median()))}, {losing} lose)"
     )
 
 
