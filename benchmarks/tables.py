@@ -93,7 +93,9 @@ def diagnose_overhead() -> str:
             f"{row['single']['step']['median_ms']:.2f}",
             f"{row['single']['diagnosis']['median_ms']:.2f}",
             f"{row['share']:.2%}",
-            f"{row['rounds']['median']:.1%} ({row['rounds']['low']:.1%} to {row['rounds']['high']:.1%})",
+            f"{row['rounds']['median']:.1%} ({row['rounds']['low']:.1%} to {row['rounds']['high']:.1%})"
+            if "rounds" in row
+            else "not run",
         ]
         for row in _rows("diagnose_overhead-cpu")
     ]

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import closedform as cf
 from closedform import theory
@@ -18,6 +19,15 @@ from .helpers import backbone, batches, features, head, matrix, problem, relativ
 
 def whole(phi, y, size=10):
     return [(phi[i : i + size], y[i : i + size]) for i in range(0, len(phi), size)]
+
+
+def healthy(n=400, d=20):
+    phi, y = problem(n, d, 2, condition=30.0)
+    y = cp.split(phi, y).attainable + 0.1 * y
+    layer = head(d, 2, cf.Kalman(lam=1e-3))
+    for _ in range(40):
+        layer.solve(phi, y)
+    return phi, y, layer
 
 
 def extended(phi, bias):
@@ -46,7 +56,14 @@ def test_loader_and_batch_agree_with_the_theory(n, d, bias):
         assert float(d_.residual.sum()) == pytest.approx(1)
         assert d_.error == pytest.approx(float((y - X @ W.T).square().mean()), rel=1e-9)
         assert d_.best_error == pytest.approx(float(parts.unattainable.square().mean()), rel=1e-6, abs=1e-12)
-        assert d_.attainable == pytest.approx(1 - float(parts.unattainable.square().sum() / total), abs=1e-9)
+        free = n - d_.rank
+        if free > 0:
+            ratio = (float(parts.unattainable.square().sum()) / free) / (float(total) / (n - int(bias)))
+            assert d_.attainable == pytest.approx(max(0.0, 1 - ratio), abs=1e-9)
+            assert d_.floor == pytest.approx(float(parts.unattainable.square().mean()) * n / free, rel=1e-6)
+        else:
+            assert math.isnan(d_.attainable)
+            assert math.isnan(d_.floor)
         mean = float(share * phi.square().sum() / d)
         assert d_.lam_ratio == pytest.approx(0.5 / mean, rel=1e-9)
         assert d_.memory == pytest.approx(1 + 0.5 / mean, rel=1e-9)
@@ -65,18 +82,116 @@ def test_the_best_error_is_what_refit_reaches():
     assert "nothing left to gain" in str(after)
 
 
-def test_one_solve_goes_as_far_as_it_says():
-    """`moved` is the share of the way to the batch's own solution, measured in its predictions along the residual."""
-    phi, y = problem(50, 6, 1, condition=20.0)
-    layer = head(6, 1, cf.Proximal(0.2), bias=False)
-    before, best = phi @ matrix(layer).T, phi @ cp.best_layer(phi, y).T
+def uneven(n, o=3):
+    """Features of unequal scale, and targets that are partly linear in them."""
+    g = torch.Generator().manual_seed(4)
+    scale = torch.tensor([5.0, 2.0, 1.0, 0.5, 0.2, 0.1], dtype=torch.float64)
+    phi = torch.randn(n, 6, generator=g, dtype=torch.float64) * scale
+    W = torch.randn(o, 6, generator=g, dtype=torch.float64)
+    return phi, phi @ W.T + 1 + 0.3 * torch.randn(n, o, generator=g, dtype=torch.float64)
+
+
+RULES = {
+    "proximal": cf.Proximal(20.0),
+    "auto": cf.Proximal("auto"),
+    "vector": cf.Proximal(torch.tensor([1.0, 1, 1, 1, 1, 1000])),
+    "per feature": cf.Proximal(cf.lambdas.relative(10, per_feature=True)),
+    "per sample": cf.Proximal(cf.per_sample(0.4)),
+    "schedule": cf.Proximal(cf.lambdas.inverse_time(1.0, 2.0)),
+    "ridge": cf.Ridge(5.0),
+    "ema": cf.Ema(5.0, 0.9),
+    "kalman": cf.Kalman(0.99),
+    "drift": cf.Kalman(1.0, drift=0.01, lam=3.0),
+    "covariance": cf.Kalman(0.9, form="covariance"),
+}
+ALL_RULES = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+
+
+@ALL_RULES
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("n", [50, 5])
+def test_one_solve_goes_as_far_as_it_says(rule, bias, n):
+    """`moved` is the share of the way to the batch's own solution, measured in its predictions along the residual, and
+    `solve_share` what the solve takes off the error against what that solution does. After some solves, on a new batch."""
+    phi, y = uneven(400)
+    layer = cf.ClosedFormLinear(6, 3, bias, rule=rule, dtype=torch.float64)
+    for i in range(6):
+        layer.solve(phi[50 * i : 50 * i + 50], y[50 * i : 50 * i + 50])
+    phi, y = phi[300 : 300 + n], y[300 : 300 + n]
+    X = extended(phi, bias)
+    before, best = X @ matrix(layer).T, X @ cp.best_layer(X, y).T
     found = cf.diagnose_batch(layer, phi, y)
     layer.solve(phi, y)
-    after = phi @ matrix(layer).T
+    after = X @ matrix(layer).T
     way = ((after - before) * (best - before)).sum() / (best - before).square().sum()
-    assert found.moved == pytest.approx(float(way), rel=1e-9)
+    assert found.moved == pytest.approx(float(way), rel=1e-7)
     gains = [(y - before).square().sum() - (y - end).square().sum() for end in (after, best)]
-    assert found.solve_share == pytest.approx(float(gains[0] / gains[1]), rel=1e-9)
+    assert found.solve_share == pytest.approx(float(gains[0] / gains[1]), rel=1e-7)
+    assert (len(found.gains), found.held_out) == (1, False)
+
+
+@ALL_RULES
+def test_solves_are_judged_on_the_other_data(rule):
+    """Every batch of the loader by itself: what a real solve on it gains elsewhere, against what the best layer gains."""
+    phi, y = uneven(200)
+    layer = head(6, 3, rule)
+    layer.solve(phi[:50], y[:50])
+    found = cf.diagnose(nn.Identity(), layer, whole(phi, y, 20))
+    X = extended(phi, True)
+
+    def loss(W, rows):
+        return float((y[rows] - X[rows] @ W.T).square().mean())
+
+    everything = torch.ones(200, dtype=torch.bool)
+    full = loss(matrix(layer), everything) - loss(cp.best_layer(X, y), everything)
+    for i, gain in enumerate(found.gains.tolist()):
+        solved, others = copy.deepcopy(layer), everything.clone()
+        others[20 * i : 20 * i + 20] = False
+        solved.solve(phi[~others], y[~others])
+        assert gain == pytest.approx((loss(matrix(layer), others) - loss(matrix(solved), others)) / full, rel=1e-6)
+    assert len(found.gains) == 10
+    assert found.held_out
+    assert found.solve_share == pytest.approx(float(found.gains.mean()))
+    assert f"of that on the other data (10 tried: median {float(found.gains.median()) * 100:.3g} %" in str(found)
+
+
+def test_what_a_solve_closes_in_each_direction():
+    phi, y = uneven(50)
+    layer = head(6, 3, cf.Ema(5.0, 0.7), bias=False)
+    found = cf.diagnose_batch(layer, phi, y)
+    U = torch.linalg.svd(phi, full_matrices=False)[0]
+    before = (U.T @ (y - phi @ matrix(layer).T)).square().sum(1)
+    layer.solve(phi, y)
+    after = (U.T @ (y - phi @ matrix(layer).T)).square().sum(1)
+    assert relative(found.closed, 1 - after / before) < 1e-8
+    assert float((found.residual * found.closed).sum()) == pytest.approx(found.solve_share, rel=1e-8)
+
+
+def test_the_training_batch_may_be_of_another_size():
+    """Pieces of that many rows are solved on, and lambda is compared with that many rows."""
+    phi, y = uneven(200)
+    layer = head(6, 3, cf.Proximal(30.0))
+    asked = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=50)
+    given = cf.diagnose(nn.Identity(), layer, whole(phi, y, 50))
+    assert asked.batch_size == given.batch_size == 50
+    assert relative(asked.gains, given.gains) < 1e-10
+    assert asked.memory == pytest.approx(given.memory, rel=1e-12)
+    small = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=10)
+    assert len(small.gains) == 20
+    assert small.lam_ratio == pytest.approx(5 * given.lam_ratio, rel=1e-12)
+    none = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=500)
+    assert math.isnan(none.solve_share)
+    assert "no batch of 500 samples" in str(none)
+
+
+def test_a_solve_that_would_be_rejected_moves_nothing():
+    class Broken(cf.Proximal):
+        def update(self, W, batch, memory, step):
+            return super().update(W, batch, memory, step)._replace(ok=torch.tensor(False))
+
+    phi, y = problem(50, 6, 1)
+    found = cf.diagnose_batch(head(6, 1, Broken(1.0)), phi, y)
+    assert (found.moved, found.solve_share) == (0.0, 0.0)
 
 
 def test_a_full_solve_goes_all_the_way():
@@ -88,16 +203,20 @@ def test_a_full_solve_goes_all_the_way():
     assert found.solve_share == pytest.approx(1)
 
 
+@pytest.mark.parametrize("form", ["information", "covariance"])
 @pytest.mark.parametrize("drift", [0.0, 0.3])
 @pytest.mark.parametrize("forget", [0.9, 1.0])
-def test_the_memory_of_the_filter(forget, drift):
-    """One feature that is always 2: what the filter holds is known exactly."""
-    layer = cf.ClosedFormLinear(1, 1, False, rule=cf.Kalman(forget, drift, lam=3.0), dtype=torch.float64)
+def test_the_memory_of_the_filter(forget, drift, form):
+    """One feature that is 20 and then 2 all the time: what the filter holds is known exactly."""
+    layer = cf.ClosedFormLinear(1, 1, False, rule=cf.Kalman(forget, drift, 3.0, form), dtype=torch.float64)
     phi, y = torch.full((5, 1), 2.0, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
-    for _ in range(30):
-        layer.solve(phi, y)
-    held = float(layer._memory()["information"])
-    assert cf.diagnose_batch(layer, phi, y).memory == pytest.approx(held / 20, rel=1e-6)
+    a = 3.0
+    assert cf.diagnose_batch(layer, phi, y).memory == pytest.approx(1 + 3 / 20)
+    for t in range(12):
+        scale = 10 if t < 6 else 1
+        layer.solve(scale * phi, y)
+        a = (a if t == 0 else forget * a / (1 + drift * forget * a)) + 20 * scale**2
+    assert cf.diagnose_batch(layer, phi, y).memory == pytest.approx(a / 20, rel=1e-6)
 
 
 def test_the_memory_of_the_other_rules():
@@ -111,6 +230,17 @@ def test_the_memory_of_the_other_rules():
     assert memory(cf.Proximal("auto")) == pytest.approx(11)
     assert memory(cf.Proximal(cf.per_sample(2.0))) == memory(cf.Proximal(100.0))
     assert memory(cf.Proximal(torch.full((6,), 7.0))) == memory(cf.Proximal(7.0))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_random_numbers_go_on_as_if_nobody_had_looked(shuffle):
+    phi, y = problem(40, 4, 1)
+    loader = DataLoader(TensorDataset(phi, y), batch_size=10, shuffle=shuffle)
+    layer, before = head(4, 1), torch.get_rng_state()
+    assert cf.diagnose(nn.Identity(), layer, loader).samples == 40
+    assert torch.equal(torch.get_rng_state(), before)
+    next(iter(loader))
+    assert not torch.equal(torch.get_rng_state(), before)  # which an unwatched loader does change
 
 
 def test_nothing_is_changed():
@@ -142,6 +272,101 @@ def test_sample_weights_count():
     weight[20:] = 0
     weighted = cf.diagnose(nn.Identity(), layer, [(phi, y, weight)])
     assert weighted.error == pytest.approx(cf.diagnose_batch(layer, phi[:20], y[:20]).error, rel=1e-10)
+    assert weighted.samples == 20
+
+
+def test_samples_are_rows_whatever_they_weigh():
+    """A common factor of all weights changes nothing but lambda, which is in units of the sum."""
+    phi, y = uneven(80)
+    layer = head(6, 3, cf.Proximal(cf.per_sample(2.0)))
+    weight = 0.5 + torch.rand(80, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain, light = (
+        cf.diagnose(
+            nn.Identity(), layer, [(phi[i : i + 20], y[i : i + 20], c * weight[i : i + 20]) for i in (0, 20, 40, 60)]
+        )
+        for c in (1.0, 1e-3)
+    )
+    assert light.samples == plain.samples == 80
+    for key in ("batch_size", "error", "floor", "attainable", "lam_ratio", "memory", "solve_share", "gradient_share"):
+        assert getattr(light, key) == pytest.approx(getattr(plain, key), rel=1e-6), key
+
+
+def test_pure_noise_is_not_attainable():
+    """In sample, 64 features explain half of 128 random targets; of new ones, nothing."""
+    g = torch.Generator().manual_seed(0)
+    shares, lags = [], []
+    for _ in range(20):
+        phi, y = (torch.randn(128, k, generator=g, dtype=torch.float64) for k in (64, 3))
+        found = cf.diagnose_batch(cf.ClosedFormLinear(64, 3, dtype=torch.float64), phi, y)
+        assert found.best_error < 0.7 * found.error
+        shares.append(found.attainable)
+        lags.append(found.lag)
+    assert sum(shares) / 20 < 0.1
+    assert sum(lags) / 20 < 0.1
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3, 1e6, 1e8])
+@pytest.mark.parametrize("where", ["targets", "features"])
+def test_a_large_mean_hides_nothing(mean, where):
+    """Against centred data, with the head's bias moved along."""
+    phi, y = uneven(200)
+    W = matrix(head(6, 3))
+    plain, moved = (cf.ClosedFormLinear(6, 3, dtype=torch.float64) for _ in range(2))
+    plain.set_weights_(W)
+    W[:, 6] += mean if where == "targets" else -mean * W[:, :6].sum(1)
+    moved.set_weights_(W)
+    far = (phi, y + mean) if where == "targets" else (phi + mean, y)
+    a, b = (cf.diagnose(nn.Identity(), h, whole(*d)) for h, d in ((plain, (phi, y)), (moved, far)))
+    for key in ("error", "best_error", "attainable", "lag"):
+        assert getattr(b, key) == pytest.approx(getattr(a, key), rel=1e-4), key
+    assert (b.dead, b.constant) == (0, 0)
+
+
+def test_what_sums_of_products_cannot_carry_is_said():
+    y = problem(200, 12, 1)[1]
+    for condition, words in ((1e4, None), (3e6, "near rounding level"), (1e9, "too weak for sums of products")):
+        found = cf.diagnose(nn.Identity(), head(12, 1, bias=False), whole(features(200, 12, condition=condition), y))
+        assert (found.lost > 0) == (condition == 1e9)
+        for text in ("near rounding level", "too weak for sums of products"):
+            assert (text in str(found)) == (text == words), condition
+    broken = features(200, 12)
+    broken[:, :3], broken[:, 3:5] = 0, 0.7
+    for bias in (True, False):
+        assert cf.diagnose(nn.Identity(), head(12, 1, bias=bias), whole(broken, y)).lost == 0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda x, y: {"x": x, "y": y},
+        lambda x, y: x,
+        lambda x, y: (x,),
+        lambda x, y: (x, y.numpy()),
+        lambda x, y: ((x, x), y),
+        lambda x, y: (x, y, 1.0),
+        lambda x, y: (x, y, x[:, 0], x),
+    ],
+)
+def test_batches_of_another_form(batch):
+    x, y = problem(40, 4, 1)
+    with pytest.raises(ValueError, match=r"a batch must be \(x, y\) or \(x, y, sample_weight\)"):
+        cf.diagnose(nn.Identity(), head(4, 1), [batch(x, y)])
+
+
+def test_other_bad_arguments():
+    x, y = problem(40, 4, 1)
+    for name in ("batches", "batch_size"):
+        for value in (0, -1):
+            with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+                cf.diagnose(nn.Identity(), head(4, 1), [(x, y)], **{name: value})
+    assert cf.diagnose(nn.Identity(), head(4, 1), [(x, y, None)]).samples == 40
+
+
+def test_a_wide_layer_needs_no_square_matrix():
+    """A batch of few rows is diagnosed by its rows: at 50 000 features a D x D matrix would take 20 GB."""
+    phi, y = features(8, 50_000), problem(8, 2, 2)[1]
+    found = cf.diagnose_batch(cf.ClosedFormLinear(50_000, 2, dtype=torch.float64), phi, y)
+    assert found.lam_ratio == pytest.approx(10)
 
 
 def test_a_plain_layer_is_diagnosed_too():
@@ -152,84 +377,6 @@ def test_a_plain_layer_is_diagnosed_too():
     assert math.isnan(result.lam)
     assert 0 < result.gradient_share <= 1
     assert "nn.Linear" in str(result)
-
-
-# ---- Advice: each sentence appears where it should, and not on a healthy run ---------------------
-
-
-def healthy(n=400, d=20):
-    phi, y = problem(n, d, 2, condition=30.0)
-    y = cp.split(phi, y).attainable + 0.1 * y
-    layer = head(d, 2, cf.Kalman(lam=1e-3))
-    for _ in range(40):
-        layer.solve(phi, y)
-    return phi, y, layer
-
-
-def said(diagnosis, words):
-    return sum(words in text for text in diagnosis.advice)
-
-
-def test_a_healthy_run_needs_no_advice():
-    phi, y, layer = healthy()
-    result = cf.diagnose_batch(layer, phi, y)
-    assert [text for text in result.advice if "Solving pays" not in text] == []
-    layer = head(20, 2, cf.Ridge(0.0))
-    layer.solve(phi, y)
-    assert cf.diagnose_batch(layer, phi, y).advice == []
-    assert "Nothing stands out" in str(cf.diagnose_batch(layer, phi, y))
-
-
-def test_advice_on_lambda():
-    phi, y, layer = healthy()
-    mean = float(phi.square().sum() / 20)
-    layer.rule = cf.Proximal(1e5 * mean)
-    frozen = cf.diagnose_batch(layer, phi, y)
-    assert said(frozen, "lambda is 1e5 times the Gram of a batch: the head hardly moves") == 1
-    assert said(frozen, f"lambda = {10 * mean:.3g} here") == 1
-    layer.rule = cf.Proximal(0.01 * mean)
-    assert said(cf.diagnose_batch(layer, phi[:15], y[:15]), "every solve fits its own batch") == 1
-    assert said(cf.diagnose_batch(layer, phi, y), "every solve fits its own batch") == 0
-    layer.rule = cf.Ridge(100 * mean)
-    assert said(cf.diagnose_batch(layer, phi, y), "beta is 100 times") == 1
-
-
-def test_advice_on_the_features():
-    phi, y, layer = healthy()
-    assert said(cf.diagnose_batch(layer, phi[:10], y[:10]), "10 samples are no more than the 21 features") == 1
-    broken = phi.clone()
-    broken[:, :3] = 0
-    broken[:, 3:6] = 0.7
-    result = cf.diagnose_batch(layer, broken, y)
-    assert (result.dead, result.constant) == (3, 3)
-    assert said(result, "3 of 20 features are zero") == 1
-    assert said(result, "3 of 20 features are constant") == 1
-    few = cf.diagnose(nn.Identity(), layer, whole(broken, y))
-    assert (few.dead, few.constant) == (3, 3)
-    flat = head(20, 2, cf.Proximal("auto"), bias=False)
-    one = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ phi[:1]
-    assert said(cf.diagnose_batch(flat, one, y), "they have collapsed") == 1
-    noise = torch.randn(400, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert said(cf.diagnose_batch(layer, phi, noise), "No last layer can express more than") == 1
-
-
-def test_advice_on_the_head():
-    phi, y, layer = healthy()
-    assert said(cf.diagnose_batch(head(20, 2, cf.Proximal("auto")), phi, y), "not been solved yet") == 1
-    behind = head(20, 2, cf.Proximal("auto"))
-    assert said(cf.diagnose_batch(behind, phi, y), "a longer memory") == 1
-    assert said(cf.diagnose_batch(head(20, 2, cf.Proximal(1e9)), phi, y), "lets it follow") == 1
-    layer.attempts += 2
-    assert said(cf.diagnose_batch(layer, phi, y), "2 of 42 solves were rejected") == 1
-
-
-def test_advice_on_the_gradient_step():
-    layer = cf.ClosedFormLinear(20, 50, False, dtype=torch.float64)
-    y = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for condition, steep, flat in ((1e5, 1, 0), (1.0, 0, 1)):
-        result = cf.diagnose_batch(layer, features(200, 20, condition=condition), y)
-        assert said(result, "Solving pays here") == steep
-        assert said(result, "a flat spectrum") == flat
 
 
 # ---- As a callback -------------------------------------------------------------------------------
@@ -255,7 +402,8 @@ def test_every_rule_has_a_page_and_a_picture(rule, tmp_path):
     if rule is not None:
         layer.solve(phi, y)
     result = cf.diagnose_batch(layer, phi, y)
-    assert all(len(line) <= 110 for line in str(result).splitlines())
+    for each in (result, cf.diagnose(nn.Identity(), layer, whole(phi, y))):
+        assert all(len(line) <= 110 for line in str(each).splitlines())
     assert result.plot(tmp_path / "head.png").stat().st_size > 5000
 
 

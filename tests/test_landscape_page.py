@@ -8,7 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from closedform.experiments import landscape
+from closedform.experiments import landscape, theory
+from closedform.report import write
+from closedform.report.page import frame
+
+from .test_report import save, small
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright to drive a browser")
 CHROMIUM = next(
@@ -161,6 +165,66 @@ def test_a_diverging_descent_is_said_to_be_one(visit):
     assert "NaN" not in "".join(paths(page))
 
 
+def test_a_curve_that_diverges_is_said_to_do_so_too(visit):
+    """No slider reaches it, since the gradient along the curve is tame; a state that is set by hand does."""
+    page = visit()
+    page.select_option("select", "tanh")
+    page.evaluate("document.querySelector('section').cfLandscape.state.lr = 1e9")
+    page.focus('[data-name="theta"]')
+    page.keyboard.press("ArrowRight")
+    text = page.inner_text(".cfl-status")
+    assert text.count("it diverged") == 2
+    assert re.search(r"along the curve [\d.]+ \(it diverged", text)
+
+
+def set_state(page, **state):
+    """Change the state behind the page's back, and let a slider draw it."""
+    page.evaluate("state => Object.assign(document.querySelector('section').cfLandscape.state, state)", state)
+    page.locator('[data-name="beta"]').fill(str(state.get("beta", 0.5)))
+
+
+def test_the_nearest_point_is_taken(visit):
+    """Where the circles that catch a pointer overlap, whichever was drawn last."""
+    for held in range(3):
+        page = visit()
+        set_state(page, x=[0.0, 0.15, 0.3], y=[1.0, 1.0, 1.0])
+        before = page.evaluate("document.querySelector('section').cfLandscape.state.x.slice()")
+        x, y = centre(page, ".cfl-data .cfl-handle .cfl-dot", held)
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x, y + 60, steps=4)
+        page.mouse.up()
+        state = page.evaluate(
+            "(() => { const { x, y } = document.querySelector('section').cfLandscape.state; return [x, y]; })()"
+        )
+        assert [value < 0.9 for value in state[1]] == [i == held for i in range(3)]
+        assert state[0] == pytest.approx(before, abs=0.03)
+    page.mouse.move(x, y - 150)  # far from every point, a press takes none
+    page.mouse.down()
+    page.mouse.move(x, y - 100, steps=3)
+    page.mouse.up()
+    assert page.evaluate("document.querySelector('section').cfLandscape.state.y") == state[1]
+
+
+def test_what_is_said_of_relu_is_so(visit):
+    """On a branch where all features are zero the loss is constant; elsewhere it falls with beta, and is flat without."""
+    page = visit()
+    made = "document.querySelector('section').cfLandscape"
+    loss = f"theta => {made}.loss({made}.best(theta), theta)"
+    for x, beta, words, falls in (
+        ([-1.0, -0.5, -1.2], 0.5, "constant", False),
+        ([-1.0, -0.5, -1.2], 0.0, "constant", False),
+        ([1.0, 0.5, -1.2], 0.5, "falls for ever", True),
+        ([1.0, 0.5, -1.2], 0.0, "sign of θ only", False),
+    ):
+        set_state(page, x=x, y=[1.0, 0.8, 0.5], beta=beta)
+        near, far = (page.evaluate(loss, theta) for theta in (1.5, 3.0))
+        assert (far < near - 1e-6) == falls
+        assert words in page.inner_text(".cfl-status")
+        others = {"constant", "falls for ever", "sign of θ only"} - {words}
+        assert not any(other in page.inner_text(".cfl-status") for other in others)
+
+
 @pytest.mark.parametrize("width", [390, 1100])
 def test_nothing_is_wider_than_the_screen(visit, width):
     page = visit(width)
@@ -201,5 +265,51 @@ def test_the_command_writes_both(tmp_path):
     text = (tmp_path / "landscape.html").read_text(encoding="utf-8")
     assert "{{" not in text
     assert not re.search(r"(src|href)=\"", text)
+    assert "Content-Security-Policy" in text
     found = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
     assert json.loads(found.group(1))["x"] == landscape.data().x.tolist()
+
+
+def test_in_a_report(visit, tmp_path):
+    """As a section of the page on a sweep, under that page's policy: its script runs, another one does not."""
+    folder = save(tmp_path / "results", small([0.1]))
+    alien = "<script>document.body.dataset.alien = 1</script>"
+    report = write(folder, sections=[landscape.section()]).read_text(encoding="utf-8")
+    page = visit(html=report)
+    assert page.locator(".plot svg").count() > 0  # the sweep's own charts
+    before = curve(page)
+    dot = page.locator(".cfl-data .cfl-handle").first
+    dot.scroll_into_view_if_needed()
+    x, y = centre(page, ".cfl-data .cfl-handle .cfl-dot")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 40, y - 30, steps=4)
+    page.mouse.up()
+    assert curve(page) != before
+    assert page.evaluate("document.querySelector('.cfl-map image').getAttribute('href').length") > 1000
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1100
+    (tmp_path / "alien.html").write_text(report.replace("</main>", alien + "</main>"), encoding="utf-8")
+    other = page.context.new_page()  # whose complaints are expected
+    other.goto((tmp_path / "alien.html").as_uri())
+    assert other.evaluate("document.body.dataset.alien") is None
+    assert other.locator(".cfl-map path.cfl-curve").get_attribute("d") == before
+
+
+def test_a_report_without_sections_is_what_it_was(tmp_path):
+    folder = save(tmp_path / "results", small([0.1]))
+    assert "img-src" not in write(folder).read_text(encoding="utf-8")
+    assert "img-src data:" in write(folder, sections=["<section></section>"]).read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_theory(visit, tmp_path):
+    """Pictures as data beside the interactive one."""
+    picture = landscape.draw(tmp_path / "landscape.png")
+    page = visit(
+        html=frame("The theory", "One.\n\nTwo <b>.", [landscape.section(), theory._figure(picture, "Two descents")])
+    )
+    assert page.evaluate("document.querySelector('figure img').naturalWidth") > 500
+    assert page.locator("header p").all_inner_texts() == ["One.", "Two <b>."]
+    before = curve(page)
+    page.locator(".cfl-data .cfl-handle").first.focus()
+    page.keyboard.press("ArrowUp")
+    assert curve(page) != before

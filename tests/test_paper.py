@@ -218,6 +218,22 @@ def test_the_list_names_commands_that_exist():
             assert invoke(*entry.command.split()[1:], "--help").exit_code == 0
 
 
+def test_the_quick_form_on_images(tmp_path):
+    result = invoke(
+        "paper", "cifar100", "--quick", "--synthetic", "--images", 200, "--device", "cpu", "--out", tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    assert "Kalman" in result.output
+    assert (tmp_path / "report.html").is_file()
+    assert "hold" in invoke("claims", "cifar100", "--results", tmp_path).output
+
+
+def test_the_wall_clock_tables():
+    result = invoke("paper", "timing", "--results", ROOT / "benchmarks" / "results" / "step_overhead-cuda.json")
+    assert result.exit_code == 0, result.output
+    assert "ResNet-50" in result.output
+
+
 def table_of(errors, study="methods", **more):
     """A results table with one step, from (optimizer, batch size, method, setting) to an error."""
     rows = []

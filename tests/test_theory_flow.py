@@ -173,6 +173,27 @@ def test_bad_arguments():
         flow.integrate(torch.zeros(4, 2), torch.zeros(4, 1), torch.eye(3), 1.0)
 
 
+def test_the_flow_is_float64():
+    k, Y = ntk.kernels(inputs(), 3, "erf"), targets()
+    phi = ntk.features(k.nngp, 3, torch.Generator().manual_seed(0)).float()
+    assert flow.velocity(phi, Y.float(), k.ntk.float()).dtype == torch.float64
+    assert flow.rate(phi, Y, k.ntk) == flow.rate(phi.double(), Y, k.ntk)
+    assert torch.equal(flow.conserved(phi, k.ntk), flow.conserved(phi.double(), k.ntk))
+    for function in (flow.velocity, flow.rate):
+        with pytest.raises(ValueError, match=r"K \(n, n\)"):
+            function(phi, Y[:5], k.ntk)
+    with pytest.raises(ValueError, match=r"x must be \(n, inputs\)"):
+        ntk.kernels(torch.randn(5), 2)
+
+
+def test_of_no_targets_nothing_is_missing():
+    k = ntk.kernels(inputs(), 3, "erf")
+    phi = ntk.features(k.nngp, 3, torch.Generator().manual_seed(0))
+    path = flow.integrate(phi, torch.zeros(8, 1), k.ntk, 1.0, points=3)
+    assert path.missing.tolist() == [0.0] * 4
+    assert relative(path.phi[-1], phi) < 1e-12
+
+
 def test_a_missing_scipy_is_named():
     code = (
         "import sys; sys.modules['scipy'] = None\n"

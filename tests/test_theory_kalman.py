@@ -46,6 +46,9 @@ def test_lambda_is_the_ratio_of_the_variances():
     assert torch.autograd.grad(at_mode, at_head)[0].norm() < 1e-9 * gradient.norm()
     with pytest.raises(ValueError, match="variances must be positive"):
         kalman.lam_of(1.0, 0.0)
+    for bad in ((-1.0, 0.1, 1.0), (1.0, 0.0, 1.0), (1.0, 0.1, -1.0)):
+        with pytest.raises(ValueError, match="variances must be positive"):
+            kalman.Model(*bad)
 
 
 @pytest.mark.parametrize("lam", [None, MODEL.lam, 8.0])

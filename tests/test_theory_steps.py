@@ -90,6 +90,40 @@ def test_nothing_left_to_gain():
         theory.one_step(phi, Y, layer(3, 2))
 
 
+def test_no_features_no_comparison():
+    for n in (0, 4):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            theory.one_step(torch.zeros(n, 3), torch.ones(n, 1), torch.ones(1, 3))
+    with pytest.raises(ValueError, match="finite"):
+        theory.one_step(torch.full((4, 3), float("nan")), torch.ones(4, 1), torch.ones(1, 3))
+
+
+def test_a_layer_solved_in_float32_is_the_best_one():
+    """To its own precision: what is left is rounding, and has no ratio."""
+    for seed in range(20):
+        phi, Y = (t.float() for t in problem(12, 5, 2, seed=seed))
+        W = torch.linalg.lstsq(phi, Y).solution.T
+        with pytest.raises(ValueError, match="nothing to compare"):
+            theory.one_step(phi, Y, W)
+        assert theory.one_step(phi, Y, 0.99 * W).ratio > 0
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e-100, 1e100, 1e150])
+def test_units_do_not_matter(unit):
+    phi, Y = problem(9, 4, 2, condition=30.0)
+    W = layer(2, 4)
+    plain, far = theory.one_step(phi, Y, W), theory.one_step(unit * phi, Y, W / unit)
+    for key in ("ratio", "bound", "variation", "gain"):
+        assert getattr(far, key) == pytest.approx(getattr(plain, key), rel=1e-9), key
+
+
+def test_features_of_a_graph_are_taken_as_they_are(recwarn):
+    phi, Y = problem(9, 4, 2)
+    W = layer(2, 4)
+    assert theory.one_step(phi.clone().requires_grad_(), Y, W).ratio == theory.one_step(phi, Y, W).ratio
+    assert len(recwarn) == 0
+
+
 # ---- Propositions 3.1 and 4.1 --------------------------------------------------------------------
 
 
@@ -109,6 +143,71 @@ def test_the_gap_needs_parameters():
     net, (x, Y) = backbone().requires_grad_(False), batches(1)[0]
     with pytest.raises(ValueError, match="no parameters"):
         theory.envelope_gap(net, x, Y, 1.0)
+
+
+class Half(torch.nn.Module):
+    """A backbone with parameters that its features do not depend on, and statistics that a forward changes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.idle = torch.nn.Linear(3, 4).double(), torch.nn.Linear(3, 4).double()
+        self.norm = torch.nn.BatchNorm1d(4).double()
+
+    def forward(self, x):
+        return self.norm(self.used(x))
+
+
+def test_idle_parameters_and_statistics():
+    net, (x, Y) = Half(), batches(1, n=20)[0]
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    found = theory.envelope_gap(net, x, Y, 0.5)
+    assert found.gap < 1e-12
+    assert found.through.numel() == sum(p.numel() for p in net.parameters())
+    assert int((found.through == 0).sum()) >= 16
+    assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+    net(x)
+    assert int(net.norm.num_batches_tracked) == 1  # which a plain forward does change
+
+
+def test_targets_that_are_zero_have_no_gap():
+    net, (x, Y) = backbone(), batches(1)[0]
+    assert theory.envelope_gap(net, x, 0 * Y, 1.0).gap == 0
+
+
+def test_a_backbone_in_float32():
+    net, (x, Y) = backbone(dtype=torch.float32), batches(1, n=20, dtype=torch.float32)[0]
+    found = theory.envelope_gap(net, x, Y, 1.0, layer(2, 6))
+    assert found.through.dtype == torch.float64
+    assert found.gap < 1e-6
+
+
+def test_bad_arguments_of_the_gap():
+    net, (x, Y) = backbone(), batches(1)[0]
+    for lam in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="lam must be zero or positive"):
+            theory.envelope_gap(net, x, Y, lam)
+    with pytest.raises(ValueError, match=r"Y must be \(n, o\)"):
+        theory.envelope_gap(net, x, Y[:, 0], 1.0)
+    with pytest.raises(ValueError, match=r"W_t must have shape \(2, 6\)"):
+        theory.envelope_gap(net, x, Y, 1.0, layer(6, 2))
+    with pytest.raises(ValueError, match="beta"):
+        theory.hessians(*problem(4, 2, 1), -1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gap_on_a_device():
+    net, (x, Y) = backbone(), batches(1, n=20)[0]
+    assert theory.envelope_gap(net.cuda(), x.cuda(), Y.cuda(), 0.7).gap < 1e-12
+    assert theory.envelope_gap(net, x.cuda(), Y, 0.7, layer(2, 6)).gap < 1e-12
+
+
+def test_hessians_are_float64():
+    phi, Y = problem(4, 2, 1)
+    true, held = theory.hessians(phi.float(), Y.float(), 0.5)
+    assert true.dtype == held.dtype == torch.float64
+    assert relative(true, theory.hessians(phi.float().double(), Y.float().double(), 0.5)[0]) < 1e-14
 
 
 def test_second_derivatives_differ():

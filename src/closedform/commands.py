@@ -29,7 +29,7 @@ def application() -> typer.Typer:
     app.command()(thin)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for figure in (qm9, landscape, theory):
+    for figure in (landscape, theory, qm9, cifar100, timing):
         figures.command()(figure)
     app.add_typer(figures, name="paper")
     return app
@@ -94,6 +94,61 @@ def qm9(
         refine=refine,
         dask=dask,
     )
+
+
+def cifar100(
+    quick: Annotated[bool, typer.Option(help="2,000 generated or real images, one epoch, a small network.")] = False,
+    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="May be given more than once.")] = None,
+    full: Annotated[bool, typer.Option(help="The paper's grids of lambda and beta, not a few learning rates.")] = False,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    refine: Annotated[int, typer.Option(min=0, help="Follow the best learning rates up, with so many seeds.")] = 0,
+    images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
+    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+) -> None:
+    """CIFAR-100: cross-entropy and l2 against ridge, proximal, Kalman and closed-form cross-entropy, by a ResNet-18.
+
+    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    """
+    from .experiments import cifar100 as experiment
+
+    configs = experiment.jobs(
+        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        sorted(set(batch_size or ([128] if quick else experiment.BATCH_SIZES))),
+        size="full" if full else "quick" if quick else "rates",
+        methods=method,
+        epochs=epochs or (1 if quick else experiment.EPOCHS),
+        seeds=seeds or experiment.SEEDS,
+        limit=images or (2000 if quick else None),
+        source="synthetic" if synthetic else "cifar100",
+        net="small" if quick else "resnet18",
+        precision="fp32" if _device(device) == "cpu" else "bf16",
+    )
+    folder = out or Path("runs/cifar100-quick" if quick else "runs/cifar100")
+    _run(experiment, configs, folder, device=_device(device), refine=refine)
+
+
+def timing(
+    results: Annotated[Path, typer.Option(help="What `python benchmarks/step_overhead.py` wrote.")] = Path(
+        "benchmarks/results/step_overhead-cuda.json"
+    ),
+) -> None:
+    """The paper's two wall-clock tables beside ours: its figure / our step eager / our step captured."""
+    from .experiments import timing as tables
+
+    rows = tables.rows(results)
+    for net, title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50")):
+        shown = Table(title=f"{title}: the paper (A100) / ours eager / ours captured")
+        for name in tables.HEAD:
+            shown.add_column(name, justify="right")
+        for row in rows:
+            if row.net == net:
+                shown.add_row(*tables.cells(row))
+        Console().print(shown)
 
 
 def landscape(

@@ -10,7 +10,8 @@
 
 Three questions are answered. What can the features do (their spectrum, effective rank and dead units; the share of the
 target that they can attain, paper eq. 39)? What does solving gain over a gradient step (Theorem 5.3)? And does lambda fit
-the features: how much of the past does the head remember, and how far does one solve move it?
+the features: how much of the past does the head remember, and what does a solve of its rule gain? That last one is measured,
+not modelled: the rule is applied to real batches, without touching the head, and judged on the data.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from . import diagnosis_plot, diagnosis_text, lambdas, linalg
+from . import diagnosis_data as data
+from . import diagnosis_plot, diagnosis_text, lambdas
 from .head import ClosedFormLinear
-from .linalg import Moments
-from .losses import Squared
+from .linalg import Rows
 from .rules import Ema, Kalman, Proximal, Ridge, Rule
-from .statistics import Statistics, check_batch, extend, features_of
+from .statistics import features_of
 from .theory.one_step import bound, variation
 
 NOTHING = 1e-12  # a gain, or a variation, below this share of the whole is rounding error
@@ -39,8 +40,8 @@ NOTHING = 1e-12  # a gain, or a variation, below this share of the whole is roun
 class Diagnosis:
     """The state of a last layer. Eigenvalues and lambda are in sum units, for one batch of `batch_size` samples."""
 
-    samples: int
-    batch_size: float
+    samples: int  # rows; those of weight zero do not count
+    batch_size: float  # rows of a training batch
     features: int  # without the bias
     outputs: int
     bias: bool
@@ -48,21 +49,33 @@ class Diagnosis:
     solves: int  # accepted
     rejected: int
     eigenvalues: Tensor  # of a batch's Gram matrix, bias included, largest first; those at rounding level are zero
-    residual: (
-        Tensor  # how the reachable part of the residual is spread over the eigenvectors; sums to 1, or is all zero
-    )
+    residual: Tensor  # spread of the reachable part of the residual over the eigenvectors; sums to 1, or is all zero
+    closed: Tensor  # share of its square that a solve closes in each, mean of those tried; NaN where there is none
+    directions: int  # that the features have, however weak: the degrees of freedom of a fit
     dead: int  # features that are zero on every sample
     constant: int  # features that do not vary, but are not zero
     error: float  # mean squared error of the layer as it is
-    best_error: float  # of the best layer for these features, which `refit_` finds
-    attainable: float  # share of the target (of its variation, with a bias) that the features can express
+    best_error: float  # of the best layer for these features on these samples, which `refit_` finds
+    attainable: float  # share of the target (of its variation, with a bias) that the features can express: adjusted for
+    # the degrees of freedom of the fit, so that noise counts as nothing; NaN where samples are no more than directions
     lam: float  # lambda or beta of the rule, averaged over features; NaN for a plain layer
     lam_ratio: float  # the same over the mean diagonal of a batch's Gram matrix
     memory: float  # effective number of batches that the layer remembers, in the average direction
+    moved: float  # how far a solve of the rule takes the layer towards the data's best one, mean of those tried
+    gains: Tensor  # of every solve tried: what it takes off the error, as a share of what the best layer takes off
+    held_out: (
+        bool  # whether `gains` are on the data that the solve has not seen, or, for lack of others, on its own batch
+    )
 
     @property
     def rank(self) -> int:
         return int((self.eigenvalues > 0).sum())
+
+    @property
+    def lost(self) -> int:
+        """Directions at the rounding level of sums of products, which are left out; dead and constant features aside."""
+        still = self.constant if self.bias else max(0, self.constant - 1)
+        return max(0, min(self.samples, self.width - self.dead - still) - self.rank)
 
     @property
     def effective_rank(self) -> float:
@@ -82,37 +95,23 @@ class Diagnosis:
         return bound(self.eigenvalues, self.residual) if bool(self.residual.any()) else math.nan
 
     @property
-    def moved(self) -> float:
-        """How far one solve moves the layer towards its batch's own solution, as a share of the reachable residual:
-        `E[s / (s + lam)]`, s eigenvalues."""
-        return float((self.residual * (1 - self._kept)).sum()) if self._open else math.nan
-
-    @property
     def solve_share(self) -> float:
-        """What one solve of the rule gains, in the same units as `gradient_share`: a share of what the full closed-form step
-        gains, which has no lambda. By design it is small where the rule averages over many batches."""
-        return float((self.residual * (1 - self._kept**2)).sum()) if self._open else math.nan
+        """What one solve of the rule gains, the mean of `gains`: a share of what the full closed-form step on all the data
+        gains, which has no lambda. By design it is small where the rule averages over many batches. NaN where none was tried
+        or nothing is left to gain."""
+        return float(self.gains.mean()) if len(self.gains) else math.nan
 
     @property
-    def held(self) -> float:
-        """The lambda of the next solve: for `Kalman` the precision that the average direction has gathered by now."""
-        return (self.memory - 1) * self.lam / self.lam_ratio if isinstance(self.rule, Kalman) else self.lam
-
-    @property
-    def _kept(self) -> Tensor:
-        """The share of the residual that one solve leaves in each direction: `lam / (s + lam)`, all of it where s = 0."""
-        s, lam = self.eigenvalues, self.held
-        return torch.where(s > 0, lam / (s + lam), torch.ones_like(s))
-
-    @property
-    def _open(self) -> bool:
-        """Whether there is a rule, and something for it to gain."""
-        return not math.isnan(self.lam) and bool(self.residual.any())
+    def floor(self) -> float:
+        """`best_error` with the degrees of freedom of the fit counted: what a layer on these features can be expected to
+        reach on other samples, at best. NaN where samples are no more than directions."""
+        free = self.samples - self.directions
+        return self.best_error * self.samples / free if free > 0 else math.nan
 
     @property
     def lag(self) -> float:
-        """The share of the layer's error that the best layer for these features would take off."""
-        return (self.error - self.best_error) / self.error if self.error > 0 else 0.0
+        """The share of the layer's error above `floor`; NaN where that is."""
+        return max(0.0, (self.error - self.floor) / self.error) if self.error > 0 else 0.0
 
     @property
     def width(self) -> int:
@@ -132,45 +131,54 @@ class Diagnosis:
         return diagnosis_plot.spectrum(self, Path(path))
 
 
-def diagnose(backbone: nn.Module, head: nn.Linear, loader: Iterable, *, batches: int | None = None) -> Diagnosis:
+def diagnose(
+    backbone: nn.Module,
+    head: nn.Linear,
+    loader: Iterable,
+    *,
+    batches: int | None = None,
+    batch_size: int | None = None,
+) -> Diagnosis:
     """Diagnose the head on the data of `loader` (its first `batches` only, if given).
 
-    `backbone` makes the features, or is the whole model with the head inside; it runs in eval mode and the head is left as
-    it is. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain `nn.Linear` is diagnosed too: what would a solve gain?
-    With several processes each looks at what it reads.
+    `backbone` makes the features, or is the whole model with the head inside; it runs in eval mode, and the head and torch's
+    random numbers are left as they are. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain `nn.Linear` is diagnosed
+    too: what would a solve gain? With several processes each looks at what it reads.
+
+    batch_size: rows of a *training* batch, by default those of the loader's. What lambda, the memory and a solve amount to
+        depends on it.
+
+    The data are added up as sums of products, about the first batch's means where the head has a bias. That squares the
+    condition number of the features: directions weaker than about 1e-7 of the strongest are lost, and the page says so.
     """
-    statistics = Statistics(head.in_features, head.out_features, True, device=head.weight.device)
-    count = 0
-    with features_of(backbone, head) as features:
-        for x, y, *weight in islice(loader, batches):
-            phi = features(x)
-            statistics.add(phi, _targets(head, phi, y.to(phi.device)), weight[0].to(phi.device) if weight else None)
+    for name, value in (("batches", batches), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    sums, trials, count = data.Sums(head), data.Trials(head, batch_size), 0
+    with data.same_random_numbers(backbone, head), features_of(backbone, head) as features:
+        for batch in islice(loader, batches):
+            phi, y, weight = data.read(batch, features, head)
+            sums.add(phi, y, weight)
+            trials.add(phi, y, weight)
             count += 1
     if count == 0:
         raise ValueError("diagnose saw no samples: the loader is empty")
-    return _from_moments(head, statistics.moments, float(statistics.n) / count)
+    return _diagnosis(head, data.by_moments(sums, trials.done), batch_size or sums.rows / count)
 
 
 @torch.no_grad()
 def diagnose_batch(head: nn.Linear, phi: Tensor, y: Tensor) -> Diagnosis:
     """Diagnose the head on the features and targets of one batch: cheap enough to do now and then during training.
 
-    With no more samples than features, every target is attainable, and what is said of that says nothing."""
-    phi, y, _ = check_batch(phi.detach(), _targets(head, phi, y), None, head.in_features, head.out_features)
-    n, d = phi.shape
-    X = extend(phi, True)[:, : d + 1]
-    Y = y.to(X.dtype)
-    if n > d:
-        return _from_moments(head, Moments(X.T @ X, X.T @ Y, Y.square().sum(0), n, True), n)
-    if head.bias is None:
-        X = X[:, :d]
-    E = Y - X @ _matrix(head).T
-    w, U = torch.linalg.eigh(X @ X.T)
-    w, U = w.flip(0), U.flip(1)
-    w = torch.where(w > w[0] * max(X.shape) * torch.finfo(w.dtype).eps, w, 0.0)
-    mass = torch.where(w > 0, (U.T @ E).square().sum(1), 0.0)
-    centred = phi.to(X.dtype) - phi.to(X.dtype).mean(0)
-    return _assemble(head, w, mass, E.square().sum(), _total(Y, head), X.square().sum(0), centred.square().sum(0), n, n)
+    With no more samples than features, every target is attainable on them, and nothing is said of that."""
+    phi, y, _ = data.checked(head, phi.detach(), y, None)
+    trials = data.Trials(head, None)
+    trials.add(phi, y, None)
+    if len(phi) > head.in_features:
+        sums = data.Sums(head)
+        sums.add(phi, y, None)
+        return _diagnosis(head, data.by_moments(sums, trials.done), len(phi))
+    return _diagnosis(head, data.by_rows(head, phi, y, trials.done), len(phi))
 
 
 class Diagnostics:
@@ -203,122 +211,105 @@ class Diagnostics:
 # ---- Measuring -----------------------------------------------------------------------------------
 
 
-def _targets(head: nn.Linear, phi: Tensor, y: Tensor) -> Tensor:
-    """The targets of the squared loss, which all of this is about."""
-    if not isinstance(head, ClosedFormLinear):
-        return y
-    if not isinstance(head.loss, Squared):
-        raise ValueError(f"a diagnosis is about the squared loss; this head has {head.loss}")
-    return head.loss.targets(y, (*phi.shape[:-1], head.out_features))
-
-
-def _matrix(head: nn.Linear) -> Tensor:
-    W = head.weight if head.bias is None else torch.cat([head.weight, head.bias[:, None]], 1)
-    return W.detach().to(linalg.solve_dtype(W.device))
-
-
-def _total(Y: Tensor, head: nn.Linear) -> Tensor:
-    """What there is to explain: the targets' squares, about their mean where the layer has a bias."""
-    return (Y if head.bias is None else Y - Y.mean(0)).square().sum()
-
-
-def _from_moments(head: nn.Linear, m: Moments, batch_size: float) -> Diagnosis:
-    """From moments of features extended by a one, whether or not the head has a bias."""
-    n, d = float(m.n), head.in_features
-    diagonal = m.G.diagonal()[:d]
-    spread = (diagonal - m.G[d, :d] ** 2 / n).clamp(min=0)
-    total = m.ee.sum() if head.bias is None else (m.ee - m.C[d] ** 2 / n).sum()
-    D = d + int(head.bias is not None)
-    G, C, W = m.G[:D, :D], m.C[:D], _matrix(head)
-    CE = C - G @ W.T
-    error = (m.ee.sum() - (W.T * (C + CE)).sum()).clamp(min=0)
-    w, V = torch.linalg.eigh(G)
-    w, V = w.flip(0), V.flip(1)
-    w = torch.where(w > w[0] * D * torch.finfo(w.dtype).eps, w, 0.0)
-    mass = torch.where(w > 0, (V.T @ CE).square().sum(1) / w, 0.0)
-    return _assemble(head, w, mass, error, total, G.diagonal(), spread, n, batch_size)
-
-
-def _assemble(
-    head: nn.Linear,
-    w: Tensor,
-    mass: Tensor,
-    error: Tensor,
-    total: Tensor,
-    diagonal: Tensor,
-    spread: Tensor,
-    n: float,
-    batch_size: float,
-) -> Diagnosis:
-    """w: eigenvalues over all samples; mass: squared residual along each; diagonal: of the Gram; spread: of the features
-    about their means."""
-    d, o = head.in_features, head.out_features
-    zero = diagonal[:d] == 0
-    still = (spread <= NOTHING * diagonal[:d]) & ~zero
-    gain = mass.sum()
-    left = gain > NOTHING * (total + error)
-    best = (error - gain).clamp(min=0)
+def _diagnosis(head: nn.Linear, m: data.Measured, batch_size: float) -> Diagnosis:
+    d, o, n = head.in_features, head.out_features, m.weight
+    bias = head.bias is not None
     solved = head if isinstance(head, ClosedFormLinear) else None
+    zero = m.diagonal[:d] == 0
+    # a mean is right to a few roundings, and features that came in float32 vary by theirs
+    still = (m.spread <= (16 * m.eps) ** 2 * m.diagonal[:d]) & ~zero
+    gain, mass = float(m.gain), m.mass.sum()
+    left = gain > NOTHING * float(m.total + m.error) and float(mass) > 0
+    best, total = max(0.0, float(m.error) - gain), float(m.total)
+    free = m.rows - m.directions
+    attainable = math.nan if free <= 0 else 1.0
+    if free > 0 and total > 0:
+        attainable = min(1.0, max(0.0, 1 - (best / free) / (total / (m.rows - int(bias)))))
+    scale = batch_size / m.rows
     lam, ratio, memory = math.nan, math.nan, math.nan
     if solved is not None:
-        lam, ratio, memory = _held(solved, diagonal * (batch_size / n), batch_size)
+        lam, ratio, memory = _held(solved, m.diagonal * scale, n * scale)
+    gains, held_out = _gains(m, gain) if left else (torch.zeros(0), False)
+    closed = torch.full_like(m.w, math.nan)
+    if left and m.solves:
+        after = torch.stack([after for _, _, after in m.solves]).mean(0)
+        closed = torch.where(m.mass > 0, 1 - after / m.mass, closed)
     return Diagnosis(
-        samples=round(n),
+        samples=m.rows,
         batch_size=batch_size,
         features=d,
         outputs=o,
-        bias=head.bias is not None,
+        bias=bias,
         rule=None if solved is None else solved.rule,
         solves=0 if solved is None else int(solved.step),
         rejected=0 if solved is None else int(solved.rejected),
-        eigenvalues=(w * (batch_size / n)).cpu(),
-        residual=torch.where(left, mass / gain, torch.zeros_like(mass)).cpu(),
+        eigenvalues=(m.w * scale).cpu(),
+        residual=(m.mass / mass if left else torch.zeros_like(m.mass)).cpu(),
+        closed=closed.cpu(),
+        directions=m.directions,
         dead=int(zero.sum()),
         constant=int(still.sum()),
-        error=float(error) / (n * o),
-        best_error=float(best) / (n * o),
-        attainable=1 - float(best / total) if float(total) > 0 else 1.0,
+        error=float(m.error) / (n * o),
+        best_error=best / (n * o),
+        attainable=attainable,
         lam=lam,
         lam_ratio=ratio,
         memory=memory,
+        moved=sum(along for along, _, _ in m.solves) / len(m.solves) / gain if left and m.solves else math.nan,
+        gains=gains,
+        held_out=held_out,
     )
 
 
-def _held(head: ClosedFormLinear, diagonal: Tensor, batch_size: float) -> tuple[float, float, float]:
+def _gains(m: data.Measured, full: float) -> tuple[Tensor, bool]:
+    """Of every solve tried, a share of the full gain: on the other rows, where there are any."""
+    held_out = all(trial.weight < (1 - NOTHING) * m.weight for trial in m.trials)
+    shares = []
+    for trial, (_, gain, _) in zip(m.trials, m.solves):
+        if held_out:
+            shares.append((gain - trial.gain) / (m.weight - trial.weight) * m.weight / full)
+        else:
+            shares.append(gain / full)
+    return torch.tensor(shares, dtype=torch.float64), held_out and bool(shares)
+
+
+def _held(head: ClosedFormLinear, diagonal: Tensor, weight: float) -> tuple[float, float, float]:
     """lambda (or beta), its ratio to the mean diagonal of a batch's Gram matrix, and the batches remembered; NaN for a rule
-    that is not one of ours."""
+    that is not one of ours. `weight` is that of a batch."""
     rule, d = head.rule, head.in_features
     if not isinstance(rule, (Ridge, Proximal, Ema, Kalman)):
         return math.nan, math.nan, math.nan
     mean = float(diagonal[:d].mean())
     value = rule.beta if isinstance(rule, (Ridge, Ema)) else rule.lam
-    system = Moments(torch.diag(diagonal), diagonal[:, None], diagonal[:1], batch_size, head.bias is not None)
+    # one row with this diagonal, which is all that a lambda looks at: no D x D matrix for that
+    system = Rows(diagonal.sqrt()[None], diagonal[None, :0], weight, head.bias is not None)
     resolved = lambdas.resolve(value, system, head.step, head._memory().get("lam"))
+    if isinstance(rule, Kalman) and int(head.step) > 0:
+        resolved = head._memory()["prior"]  # was resolved on the first batch, and is not looked up again
     if isinstance(resolved, Tensor):
         resolved = float(resolved.reshape(-1)[:d].mean())
-    return resolved, resolved / mean if mean > 0 else math.inf, _memory(rule, resolved, mean, head.step)
+    return resolved, resolved / mean if mean > 0 else math.inf, _memory(head, resolved, mean)
 
 
-def _memory(rule: Rule, lam: float, mean: float, step: Tensor) -> float:
-    """The information that the layer holds, in batches: `a / s` for a direction in which a batch brings s.
+def _memory(head: ClosedFormLinear, lam: float, mean: float) -> float:
+    """The information that the layer holds, in batches: `tr A / tr G`, where a batch brings G.
 
-    Proximal holds `a = lam + s`, so that old batches fade by `lam / (lam + s)` each. For Kalman a follows the filter's own
-    recursion from the prior on."""
+    Proximal holds `A = lam I + G`, so that old batches fade by `lam / (lam + s)` each. Kalman's A is the one that it has
+    stored; before its first solve, the one that it will have after it."""
+    rule = head.rule
     if mean <= 0:
         return math.inf
-    if isinstance(rule, Proximal):
+    if isinstance(rule, Proximal) or (isinstance(rule, Kalman) and int(head.step) == 0):
         return 1 + lam / mean
     if isinstance(rule, Ema):
         return 1 / (1 - rule.momentum)
     if not isinstance(rule, Kalman):
         return 1.0
-    gamma, q, count = float(rule.forget(step) if callable(rule.forget) else rule.forget), rule.drift, max(1, int(step))
-    if q == 0:
-        fresh = float(count) if gamma == 1 else (1 - gamma**count) / (1 - gamma)
-        return fresh + gamma ** (count - 1) * lam / mean
-    a = lam + mean
-    for _ in range(count - 1):
-        before, a = a, mean + gamma * a / (1 + q * gamma * a)
-        if abs(a - before) < 1e-9 * a:
-            break
-    return a / mean
+    memory = head._memory()
+    A = memory["information"] if "information" in memory else _inverse(memory["covariance"])
+    return float(A.diagonal()[: head.in_features].mean()) / mean
+
+
+def _inverse(P: Tensor) -> Tensor:
+    L, _ = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() * (1 + len(P) * torch.finfo(P.dtype).eps)))
+    return torch.cholesky_inverse(L)

@@ -25,9 +25,8 @@ def spectrum(d: Diagnosis, path: Path) -> Path:
     if d.lam > 0:
         left.axhline(d.lam, color=ORANGE, linestyle="--", label=f"{_name(d)} = {d.lam:.3g}")
     left.set(yscale="log", xlabel="direction", ylabel="eigenvalue, for one batch")
-    left.set_title(
-        f"effective rank {d.effective_rank:.1f} of {d.width}, attainable {100 * d.attainable:.3g} %", fontsize=10
-    )
+    attainable = "" if math.isnan(d.attainable) else f", attainable {100 * d.attainable:.3g} %"
+    left.set_title(f"effective rank {d.effective_rank:.1f} of {d.width}{attainable}", fontsize=10)
     left.legend(frameon=False, fontsize=9)
     _closed(right, d)
     for axis in (left, right):
@@ -46,17 +45,22 @@ def _closed(axis: Any, d: Diagnosis) -> None:
     rate = (p * w).sum() / (p * w**2).sum()  # the best rate of Theorem 5.3, in units of the eigenvalues
     axis.axhline(0, color=GREY, linewidth=0.8)
     axis.plot(grid, torch.ones_like(grid), color=GREY, linewidth=1.5, label="closed form")
-    if d.lam >= 0:
-        closed = 1 - (d.held / (grid + d.held)) ** 2
-        axis.plot(grid, closed, color=BLUE, linewidth=2, label=f"one solve, {type(d.rule).__name__}")
     axis.plot(grid, 1 - (1 - rate * grid) ** 2, color=ORANGE, linewidth=2, label="gradient step, best rate")
     sizes = 12 + 300 * p / p.max()
     axis.scatter(w, 1 - (1 - rate * w) ** 2, s=sizes, color=ORANGE, alpha=0.35, linewidth=0)
+    closed = d.closed[keep]
+    if not bool(closed.isnan().any()):
+        label = f"one solve, {type(d.rule).__name__} ({_tried(d)})"
+        axis.scatter(w, closed.clamp(min=-1), s=sizes, color=BLUE, alpha=0.6, linewidth=0, label=label)
     axis.set(xscale="log")
-    if rate * w.max() > 2:  # past that the step makes the direction worse than it was
+    if rate * w.max() > 2 or bool((closed < 0).any()):  # a step can make a direction worse than it was
         axis.set_ylim(bottom=-1.05)
     axis.set_title(f"gradient step: at most {100 * d.gradient_share:.3g} % (dots: the residual)", fontsize=10)
     axis.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.9))
+
+
+def _tried(d: Diagnosis) -> str:
+    return "measured" if len(d.gains) == 1 else f"mean of {len(d.gains)}"
 
 
 def history(entries: list[tuple[int, Diagnosis]], path: Path) -> Path:

@@ -1,8 +1,9 @@
 """Figure 1: the landscape of a two-parameter network, as a picture and as a page to play with.
 
 `run(out)` writes `landscape.png` (the paper's relu, and tanh, where there is something to descend along the curve) and
-`landscape.html`, which needs nothing but a browser. `section()` is the interactive part alone, to stand in another page:
-markup, style and script in one `<section class="cf-landscape">`, whose names all begin with `cfl-`.
+`landscape.html`, which needs nothing but a browser. `section()` is the interactive part alone, to stand in another page
+(`report.write(folder, sections=[section()])`): markup, style and script in one `<section class="cf-landscape">`, whose names
+all begin with `cfl-`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..report.page import frame, save
 from ..theory.landscape import Landscape
 from ..theory.landscape import Path as Descent
 from .figures import BLUE, GREEN, ORANGE, pyplot
@@ -53,16 +55,15 @@ def section(picture: Landscape | None = None, W: float = START_W, theta: float =
 
 
 def page(picture: Landscape | None = None) -> str:
-    """The same as a page of its own."""
-    return _filled("page.html", {"section": section(picture)})
+    """The same as a page of its own, in the frame of a report."""
+    title = "The loss of a two-parameter network, and the curve of solved last layers"
+    return frame(title, "", [section(picture)])
 
 
 def run(out: Path) -> list[Path]:
     """Write the picture and the page."""
     out.mkdir(parents=True, exist_ok=True)
-    html = out / "landscape.html"
-    html.write_text(page(), encoding="utf-8")
-    return [draw(out / "landscape.png"), html]
+    return [draw(out / "landscape.png"), save(page(), out / "landscape.html")]
 
 
 def draw(path: Path, picture: Landscape | None = None) -> Path:

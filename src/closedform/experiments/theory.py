@@ -1,11 +1,13 @@
 """Every statement of the paper's theory, computed and drawn: the numbers and figures of docs/theory.md.
 
-`run(out, quick)` writes `theory.json`, a figure for each study, and the text and pictures of a diagnosis. Everything is
+`run(out, quick)` writes `theory.json`, a figure for each study, the text and pictures of a diagnosis, and `report.html`: all
+of these figures in one page, with the interactive landscape. Everything is
 seeded and takes about a minute on one thread; `quick` does less of everything, to see that it works.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import platform
 from collections.abc import Callable
@@ -18,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import __version__, extras
-from ..diagnose import diagnose
+from ..diagnose import diagnose, diagnose_batch
 from ..head import ClosedFormLinear
+from ..report.page import frame, save
 from ..rules import Proximal
 from . import landscape, theory_figures
 from .theory_studies import STUDIES, Study, normal
@@ -47,7 +50,7 @@ def run(
         found["diagnosis"] = diagnosis(figures, quick)
         found["landscape"] = landscape_numbers()
         landscape.draw(figures / "landscape.png")
-        theory_figures.draw(found, figures)
+        drawn = theory_figures.draw(found, figures)
     finally:
         torch.set_num_threads(threads)
     versions = {
@@ -58,7 +61,36 @@ def run(
     body = {"quick": quick, **versions, **_plain(found)}
     path = out / "theory.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
+    text = "What the theory of the paper says, computed. docs/theory.md explains every figure."
+    pictures = {
+        path.stem: path for path in [*drawn, *(figures / f"diagnosis_{name}.png" for name in found["diagnosis"])]
+    }
+    sections = [landscape.section(), *(_figure(pictures[name], title) for name, title in TITLES.items())]
+    save(frame("The theory, runnable", text, sections), out / "report.html")
     return path
+
+
+# of the figures in the report
+TITLES = {
+    "non_convexity": "Theorem 5.1: the solved loss is not convex in the features",
+    "kernel_flow": "Theorem 5.2: wide networks attain their targets",
+    "finite_width": "Theorem 5.2: networks of finite width beside the limit",
+    "one_step": "Theorem 5.3: a gradient step against a closed-form step",
+    "kalman": "Appendix B: the Kalman reading",
+    "diagnosis_auto": "A real last layer, with a sound lambda",
+    "diagnosis_frozen": "The same with a lambda that freezes it",
+}
+
+
+def _figure(path: Path, title: str) -> str:
+    """A picture as a section of a page. It is drawn on white, whatever the page's colours are."""
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<section aria-label="{title}"><figure><h2>{title}</h2>'
+        f'<img style="max-width: 100%; background: white" alt="{title}" src="data:image/{kind};base64,{data}">'
+        "</figure></section>"
+    )
 
 
 def landscape_numbers() -> Study:
@@ -106,13 +138,27 @@ def diagnosis(out: Path, quick: bool) -> Study:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        found = diagnose(net, head, [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)])
+        batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)]
+        found = diagnose(net, head, batches)
         found.plot(out / f"diagnosis_{name}.png")
         pages.append(str(found))
         keys = ("gradient_share", "solve_share", "variation", "effective_rank", "attainable", "lam_ratio", "memory")
         result[name] = {key: getattr(found, key) for key in keys}
+        result[name] |= {
+            "solves_tried": len(found.gains),
+            "solve_median": float(found.gains.median()),
+            "solves_that_lose": float((found.gains < 0).double().mean()),
+            "solve_share_on_own_batch": _on_own_batch(net, head, batches),
+        }
     (out / "diagnosis.txt").write_text("\n\n\n".join(pages) + "\n")
     return result
+
+
+@torch.no_grad()
+def _on_own_batch(net: nn.Module, head: ClosedFormLinear, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """What a solve takes off the error of the very batch that it was solved on, against a full solve on that batch."""
+    shares = [diagnose_batch(head, net(x), y).solve_share for x, y in batches]
+    return sum(shares) / len(shares)
 
 
 def _plain(value: Any) -> Any:

@@ -77,19 +77,18 @@ def _called(name: str) -> str:
 
 def finite_width(axes: Any, study: Study) -> None:
     left, right = axes
-    widths = np.array(study["widths"], dtype=float)
     panels = (
         (left, "distance", "features stray from the limit's flow"),
         (right, "kernel", "tangent kernel at the start"),
     )
     for axis, key, title in panels:
-        values = np.array(study[key])
-        mean = np.exp(np.log(values).mean(1))
-        axis.plot(
-            np.repeat(widths, values.shape[1]), values.reshape(-1), ".", color=GREY, alpha=0.6, label="one network"
-        )
-        axis.plot(widths, mean, "o-", color=BLUE, linewidth=2, label="geometric mean")
-        axis.plot(widths, mean[0] * (widths / widths[0]) ** -0.5, "--", color=ORANGE, label="width$^{-1/2}$")
+        for activation, colour in (("relu", BLUE), ("erf", ORANGE), ("gelu", GREEN)):
+            widths, values = np.array(study[activation]["widths"], dtype=float), np.array(study[activation][key])
+            axis.plot(np.repeat(widths, values.shape[1]), values.reshape(-1), ".", color=colour, alpha=0.3)
+            axis.plot(widths, np.exp(np.log(values).mean(1)), "o-", color=colour, linewidth=2, label=activation)
+        mean = np.exp(np.log(np.array(study["erf"][key])).mean(1))
+        widths = np.array(study["erf"]["widths"], dtype=float)
+        axis.plot(widths, mean[0] * (widths / widths[0]) ** -0.5, "--", color=GREY, label="width$^{-1/2}$")
         axis.set(xscale="log", yscale="log", xlabel="width", ylabel="relative distance", title=title)
     left.legend(frameon=False, fontsize=9)
 

@@ -1,6 +1,7 @@
 """The HTML page: text, table and legend are written here, the charts are drawn by `page.js` in the browser.
 
-The page needs nothing but itself. Its content security policy forbids every request, and every script but `page.js`.
+The page needs nothing but itself. Its content security policy forbids every request, and every script but `page.js` and
+those of the sections that the caller adds: pieces of HTML, taken as they are, with a style and a script of their own.
 """
 
 from __future__ import annotations
@@ -8,43 +9,83 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .. import extras
 from ..files import atomic
 from . import panels, summary, text
 from .spec import Experiment
 
 
-def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the report on a results folder, `report.html` in it by default; a reader never sees half of a page."""
+def write(folder: Path, out: Path | None = None, sections: Sequence[str] = ()) -> Path:
+    """Write the report on a results folder, `report.html` in it by default, with `sections` of HTML at its end."""
     folder = Path(folder)
-    out = folder / "report.html" if out is None else Path(out)
-    page = render(folder)
+    return save(render(folder, sections), folder / "report.html" if out is None else Path(out))
+
+
+def save(page: str, out: Path) -> Path:
+    """Write a page so that a reader never sees half of it."""
     with atomic(out) as file:
         file.write(page.encode())
     return out
 
 
-def render(folder: Path) -> str:
-    table, experiment = panels.read(folder)
+def frame(title: str, text: str, sections: Sequence[str]) -> str:
+    """A page that is nothing but sections, in the style and under the policy of a report."""
+    return _template("frame.html.j2").render(
+        title=title,
+        paragraphs=_paragraphs(text),
+        style=_file("page.css"),
+        sections=sections,
+        policy=policy("", sections),
+    )
+
+
+def policy(script: str, sections: Sequence[str]) -> str:
+    """The content security policy: no request, and these scripts only. Sections may hold images as data."""
+    scripts = [script, *(found for section in sections for found in _SCRIPT.findall(section))]
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts if s]
+    allowed = " ".join(hashes) or "'none'"
+    images = "; img-src data:" if sections else ""
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}{images}"
+
+
+# what a browser would run: data in a script element is not
+_SCRIPT = re.compile(r'<script(?![^>]*type="application/json")[^>]*>(.*?)</script>', re.S)
+
+
+def _file(name: str) -> str:
+    return (files("closedform.report") / name).read_text(encoding="utf-8")
+
+
+def _template(name: str) -> Any:
+    extras.require("a report", "experiments", "jinja2")
     import jinja2
 
-    figures = panels.figures(table, experiment)
-    facets = summary.best_settings(table, experiment)
-    here = files("closedform.report")
-    script = (here / "page.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
+    return environment.from_string(_file(name))
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in text.split("\n\n") if part.strip()]
+
+
+def render(folder: Path, sections: Sequence[str] = ()) -> str:
+    table, experiment = panels.read(folder)
+    figures = panels.figures(table, experiment)
+    facets = summary.best_settings(table, experiment)
+    script = _file("page.js")
     models = len(table[[*panels.configuration(experiment), "seed"]].drop_duplicates())
     styles = list({style.key: style for figure in figures for style in figure.styles}.values())
-    return template.render(
+    return _template("page.html.j2").render(
         experiment=experiment,
-        paragraphs=[part.strip() for part in experiment.text.split("\n\n") if part.strip()],
+        paragraphs=_paragraphs(experiment.text),
         sentence=summary.sentence(facets, experiment),
         environment={"models": f"{models:,}", "measurements": f"{len(table):,}", **experiment.environment},
         figures=figures,
@@ -55,9 +96,10 @@ def render(folder: Path) -> str:
         notes=_notes(figures),
         described=_described,
         new_in_table=any(entry.method.ours for facet in facets for entry in facet.entries),
-        style=(here / "page.css").read_text(encoding="utf-8"),
+        style=_file("page.css"),
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        policy=policy(script, sections),
+        sections=sections,
         data=embedded(_data(figures, styles, experiment)),
     )
 

@@ -10,7 +10,8 @@
 | Appendix B, the Kalman reading | `kalman` |
 
 Rows are samples: `phi (n, d)`, `Y (n, o)`, `W (o, d)`, no bias unless the caller adds a column of ones. Everything is
-float64. Only the flows need scipy (`pip install 'closedform[theory]'`), and only when they are called.
+computed in float64, whatever comes in. Only the flows need scipy (`pip install 'closedform[theory]'`), and only when they
+are called.
 """
 
 from . import critical_points, finite, flow, kalman, landscape, ntk

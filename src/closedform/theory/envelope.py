@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .critical_points import best_layer, loss
+from .critical_points import best_layer, checked, loss
 
 
 @dataclass(frozen=True)
 class EnvelopeGap:
-    """Two gradients of the backbone's parameters, flattened, and how far apart they are relative to the first."""
+    """Two gradients of the backbone's parameters, flattened, and how far apart they are, relative to the first unless
+    that is zero."""
 
     through: Tensor  # of L*(theta), differentiated through W*(theta)
     held: Tensor  # of the batch's squared error with the layer held at W*
@@ -36,17 +37,30 @@ def envelope_gap(
     `W_t=None` is the ridge loss with `beta = lam` (Proposition 3.1), else the proximal loss (Proposition 4.1), where the
     gradient that is held may leave the regulariser out: it does not depend on theta. lam is in sum units. `off` is added to
     the layer in both, to see what a layer loses that is not the minimiser.
+
+    The backbone runs in the mode and the precision that it is in, and its buffers (BatchNorm's statistics) are left as they
+    were; the solve is float64. Parameters that the features do not depend on count with a gradient of zero.
     """
-    parameters = [p for p in backbone.parameters() if p.requires_grad]
+    parameters = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
     if not parameters:
         raise ValueError("the backbone has no parameters that require a gradient")
-    phi = backbone(x)
-    origin = torch.zeros(Y.shape[1], phi.shape[1], dtype=phi.dtype) if W_t is None else W_t
+    if not 0 <= lam < float("inf"):
+        raise ValueError(f"lam must be zero or positive and finite, got {lam}")
+    if Y.ndim != 2:
+        raise ValueError(f"Y must be (n, o), got {tuple(Y.shape)}")
+    buffers = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+    phi = torch.func.functional_call(backbone, buffers, (x,))
+    phi, Y = checked(phi, Y.to(phi.device))
+    shape = (Y.shape[1], phi.shape[1])
+    origin = phi.new_zeros(shape) if W_t is None else W_t.to(phi)
+    if origin.shape != shape:
+        raise ValueError(f"W_t must have shape {shape}, got {tuple(origin.shape)}")
     W = origin + best_layer(phi, Y - phi @ origin.T, lam) + off
     squared = (Y - phi @ W.T).square().sum()
-    through = _flat(torch.autograd.grad(squared + lam * (W - origin).square().sum(), parameters, retain_graph=True))
-    held = _flat(torch.autograd.grad((Y - phi @ W.detach().T).square().sum(), parameters))
-    return EnvelopeGap(through, held, float((through - held).norm() / through.norm()))
+    held = (Y - phi @ W.detach().T).square().sum()
+    both = [_flat(loss, [*parameters.values()]) for loss in (squared + lam * (W - origin).square().sum(), held)]
+    size, gap = float(both[0].norm()), float((both[0] - both[1]).norm())
+    return EnvelopeGap(both[0], both[1], gap / size if size > 0 else gap)
 
 
 def hessians(phi: Tensor, Y: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -56,7 +70,8 @@ def hessians(phi: Tensor, Y: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     own movement takes off), so it can be indefinite: at features orthogonal to Y the held Hessian is zero and the true one
     negative. This is the paper's remark that the propositions do not extend to second derivatives.
     """
-    W = best_layer(phi, Y, beta).detach()
+    phi, Y = checked(phi.detach(), Y, beta)
+    W = best_layer(phi, Y, beta)
     return _hessian(lambda p: loss(p, Y, beta), phi), _hessian(lambda p: (Y - p @ W.T).square().sum(), phi)
 
 
@@ -66,5 +81,9 @@ def _hessian(function: Callable[[Tensor], Tensor], phi: Tensor) -> Tensor:
     return H.reshape(phi.numel(), phi.numel())
 
 
-def _flat(gradients: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([g.flatten() for g in gradients])
+def _flat(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """The gradient as one float64 vector."""
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).double().flatten() for p, g in zip(parameters, gradients)]
+    )

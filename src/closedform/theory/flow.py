@@ -25,12 +25,14 @@ from .critical_points import best_layer, split
 
 def velocity(phi: Tensor, Y: Tensor, K: Tensor) -> Tensor:
     """Eq. 47."""
+    phi, Y, K = _checked(phi, Y, K)
     W = best_layer(phi, Y)
     return 2 * K @ (Y - phi @ W.T) @ W
 
 
 def rate(phi: Tensor, Y: Tensor, K: Tensor) -> float:
     """`d |Y_star|^2 / dt = 4 tr(A B)`: eq. 50 with the factor that it lacks."""
+    phi, Y, K = _checked(phi, Y, K)
     W = best_layer(phi, Y)
     perp = Y - phi @ W.T
     return 4 * float(((perp.T @ K @ perp) * (W @ W.T)).sum())
@@ -38,6 +40,7 @@ def rate(phi: Tensor, Y: Tensor, K: Tensor) -> float:
 
 def conserved(phi: Tensor, K: Tensor) -> Tensor:
     """`phi^T K^-1 phi (d, d)`, the same at all times, so features of full rank stay of full rank."""
+    phi, _, K = _checked(phi, phi, K)
     return phi.T @ torch.linalg.solve(K, phi)
 
 
@@ -59,7 +62,8 @@ class Flow:
     def missing(self) -> Tensor:
         """`|Y_perp|^2 / |Y|^2` at every time: the rest, and exact where it is tiny."""
         parts = [split(phi, self.Y).unattainable.square().sum() for phi in self.phi]
-        return torch.stack(parts) / self.Y.square().sum()
+        total = self.Y.square().sum()
+        return torch.stack(parts) / torch.where(total > 0, total, 1.0)  # of nothing, nothing is missing
 
     @property
     def drift(self) -> float:
@@ -78,9 +82,8 @@ def integrate(
 
 def integrate_at(phi: Tensor, Y: Tensor, K: Tensor, t: Tensor, *, tolerance: float = 1e-9) -> Flow:
     """The same at given times, the first of which is 0. The method is adaptive, with this relative tolerance."""
-    _check(phi, Y, K)
+    phi, Y, K = _checked(phi, Y, K)
     shape = phi.shape
-    Y, K = Y.double(), K.double()
 
     def right(_: float, state: np.ndarray) -> np.ndarray:
         return velocity(torch.from_numpy(state).reshape(shape), Y, K).reshape(-1).numpy()
@@ -88,7 +91,7 @@ def integrate_at(phi: Tensor, Y: Tensor, K: Tensor, t: Tensor, *, tolerance: flo
     extras.require("the flow of a kernel", "theory", "scipy")
     from scipy.integrate import solve_ivp
 
-    start = phi.double().reshape(-1).numpy()
+    start = phi.reshape(-1).numpy()
     solution = solve_ivp(
         right,
         (0.0, float(t[-1])),
@@ -110,9 +113,10 @@ def times(until: float, points: int, first: float = 1e-3) -> Tensor:
     return torch.from_numpy(t)
 
 
-def _check(phi: Tensor, Y: Tensor, K: Tensor) -> None:
+def _checked(phi: Tensor, Y: Tensor, K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n = len(phi)
     if phi.ndim != 2 or Y.ndim != 2 or len(Y) != n or K.shape != (n, n):
         raise ValueError(
             f"the flow takes phi (n, d), Y (n, o) and K (n, n), got {tuple(phi.shape)}, {tuple(Y.shape)}, {tuple(K.shape)}"
         )
+    return phi.detach().double(), Y.double(), K.double()

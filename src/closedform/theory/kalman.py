@@ -47,6 +47,12 @@ class Model:
     step: float
     prior: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not (self.noise > 0 and self.step > 0 and self.prior > 0):
+            raise ValueError(
+                f"variances must be positive, got noise={self.noise}, step={self.step}, prior={self.prior}"
+            )
+
     @property
     def lam(self) -> float:
         return lam_of(self.noise, self.step)

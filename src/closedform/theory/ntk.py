@@ -41,6 +41,8 @@ def kernels(x: Tensor, depth: int, activation: str = "relu") -> Kernels:
         raise ValueError(f"a network has at least one layer of weights, got depth={depth}")
     if activation not in DUALS:
         raise ValueError(f"activation must be one of {', '.join(DUALS)}, got {activation!r}")
+    if x.ndim != 2:
+        raise ValueError(f"x must be (n, inputs), got {tuple(x.shape)}")
     x = x.double()
     S = x @ x.T / x.shape[1] + 1
     T = S

@@ -42,7 +42,7 @@ class OneStep:
     @property
     def variation(self) -> float:
         """The coefficient of variation of `s^2` under P."""
-        return variation(self.singular**2, self.probability)
+        return variation((self.singular / self.singular[0]) ** 2, self.probability)
 
     def ratio_at(self, learning_rate: float) -> float:
         """The ratio at any other rate: a parabola in it, whose top is `ratio`."""
@@ -52,26 +52,35 @@ class OneStep:
 
 def one_step(phi: Tensor, Y: Tensor, W: Tensor) -> OneStep:
     """Compare one step from `W (o, d)` on features `phi (n, d)` and targets `Y (n, o)`."""
-    phi, Y, W = phi.double(), Y.double(), W.double()
+    # a layer that was solved in a lower precision is the best one to that precision
+    eps = max(torch.finfo(t.dtype).eps if t.is_floating_point() else 0.0 for t in (phi, Y, W))
+    eps = max(eps, torch.finfo(torch.float64).eps)
+    phi, Y, W = (t.detach().double() for t in (phi, Y, W))
     if phi.ndim != 2 or Y.ndim != 2 or W.shape != (Y.shape[1], phi.shape[1]) or len(phi) != len(Y):
         raise ValueError(
             f"one_step takes phi (n, d), Y (n, o) and W (o, d), got {tuple(phi.shape)}, {tuple(Y.shape)}, {tuple(W.shape)}"
         )
+    if phi.numel() == 0 or not bool((phi != 0).any()):
+        raise ValueError("without features that are not zero no step gains anything, so there is nothing to compare")
     E = Y - phi @ W.T
+    if not bool(torch.isfinite(E).all()):
+        raise ValueError("one_step takes finite numbers, got NaN or infinite ones")
     U, S, _ = torch.linalg.svd(phi, full_matrices=False)
+    top = float(S[0])  # in units of which the squares below neither overflow nor vanish
     keep = S > S[0] * max(phi.shape) * torch.finfo(S.dtype).eps
     S, mass = S[keep], (U[:, keep].T @ E).square().sum(1)
     gain = float(mass.sum())
-    rounding = max(phi.shape) * torch.finfo(S.dtype).eps * (Y.norm() + S.max() * W.norm())
-    if gain <= float(rounding) ** 2:
+    rounding = max(phi.shape) * eps * float(Y.norm() + S[0] * W.norm())
+    if gain <= rounding**2:
         raise ValueError("W minimises the loss already, so there is nothing to compare")
     probability = mass / gain
-    g = (E.T @ phi).square().sum()  # |gradient|^2 / 4
-    curvature = (E.T @ phi @ phi.T).square().sum()  # gradient . Hessian . gradient / 8
+    small = phi / top
+    g = (E.T @ small).square().sum()  # |gradient|^2 / 4, over the square of the unit
+    curvature = (E.T @ small @ small.T).square().sum()  # gradient . Hessian . gradient / 8, over its fourth power
     return OneStep(
         ratio=float(g**2 / curvature) / gain,
-        bound=bound(S**2, probability),
-        learning_rate=float(g / curvature) / 2,
+        bound=bound((S / top) ** 2, probability),
+        learning_rate=float(g / curvature) / 2 / top / top,
         gain=gain,
         singular=S,
         probability=probability,

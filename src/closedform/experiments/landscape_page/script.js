@@ -64,10 +64,14 @@
       svg, range, box: [left, top, span[0], span[1]],
       px: (a) => left + ((a + range) / (2 * range)) * span[0],
       py: (b) => top + ((range - b) / (2 * range)) * span[1],
-      // from a pointer event to the plot's own units
-      at(event) {
+      // from a pointer event to the picture's units, and to the plot's own
+      spot(event) {
         const p = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-        return [((p.x - left) / span[0]) * 2 * range - range, range - ((p.y - top) / span[1]) * 2 * range];
+        return [p.x, p.y];
+      },
+      at(event) {
+        const [x, y] = this.spot(event);
+        return [((x - left) / span[0]) * 2 * range - range, range - ((y - top) / span[1]) * 2 * range];
       },
     };
   }
@@ -105,24 +109,44 @@
       (i ? "L" : "M") + round(plot.px(a)) + " " + round(plot.py(clamp(b, 60)))).join("");
   }
 
-  function handle(plot, label, get, set) {
-    const group = add(plot.svg, "g", { class: "cfl-handle", tabindex: 0, role: "application" });
-    add(group, "circle", { r: 28, class: "cfl-hit" });
-    add(group, "circle", { r: 8, class: "cfl-dot" });
-    const move = (a, b) => { set(clamp(a, plot.range), clamp(b, plot.range)); draw(); };
-    group.addEventListener("pointerdown", (event) => {
-      group.setPointerCapture(event.pointerId);
-      group.classList.add("cfl-held");
+  const REACH = 28; // how far from a point, in the units of the picture, it can be taken hold of
+
+  // One listener for all points of a picture: the nearest one is taken, whichever lies on top.
+  function holding(plot) {
+    let held = null;
+    plot.handles = [];
+    plot.svg.addEventListener("pointerdown", (event) => {
+      const [x, y] = plot.spot(event);
+      let least = REACH;
+      held = null;
+      for (const one of plot.handles) {
+        const [a, b] = one.get(), distance = Math.hypot(plot.px(a) - x, plot.py(b) - y);
+        if (distance <= least) [held, least] = [one, distance];
+      }
+      if (!held) return;
+      plot.svg.setPointerCapture(event.pointerId);
+      held.group.classList.add("cfl-held");
       event.preventDefault();
-      group.focus({ preventScroll: true });
+      held.group.focus({ preventScroll: true });
     });
-    // or a finger would scroll the page instead: `touch-action` is not heeded on parts of an SVG
-    group.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
-    group.addEventListener("pointermove", (event) => {
-      if (group.classList.contains("cfl-held")) move(...plot.at(event));
+    plot.svg.addEventListener("pointermove", (event) => {
+      if (held) held.move(...plot.at(event));
     });
     for (const name of ["pointerup", "pointercancel"])
-      group.addEventListener(name, () => group.classList.remove("cfl-held"));
+      plot.svg.addEventListener(name, () => {
+        if (held) held.group.classList.remove("cfl-held");
+        held = null;
+      });
+  }
+
+  function handle(plot, label, get, set) {
+    const group = add(plot.svg, "g", { class: "cfl-handle", tabindex: 0, role: "application" });
+    add(group, "circle", { r: REACH, class: "cfl-hit" });
+    add(group, "circle", { r: 8, class: "cfl-dot" });
+    const move = (a, b) => { set(clamp(a, plot.range), clamp(b, plot.range)); draw(); };
+    plot.handles.push({ group, get, move });
+    // or a finger would scroll the page instead: `touch-action` is not heeded on parts of an SVG
+    group.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     group.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
       if (!step) return;
@@ -166,6 +190,8 @@
 
   const map = frame(section.querySelector(".cfl-map"), 560, 440, 3);
   const data = frame(section.querySelector(".cfl-data"), 440, 440, 2);
+  holding(map);
+  holding(data);
 
   const inMap = axes(map, "θ", "W");
   const [left, top, width, height] = map.box;
@@ -206,15 +232,20 @@
   function status(paths) {
     const end = (points) => loss(points[points.length - 1][1], points[points.length - 1][0]);
     const start = loss(state.W, state.theta), solved = loss(paths.along[0][1], state.theta);
-    const gone = paths.both.length <= state.steps ? " (it diverged: lower the learning rate)" : "";
+    const gone = (points) => (points.length <= state.steps ? " (it diverged: lower the learning rate)" : "");
     let text = `Loss at the start ${number(start)}. One solve of W: ${number(solved)}. After ${state.steps} steps: gradient ` +
-      `descent in both ${number(end(paths.both))}${gone}; along the curve ${number(end(paths.along))}. `;
-    if (state.activation === "relu")
-      text += state.beta === 0
-        ? "For relu and β = 0 the loss along the curve depends on the sign of θ only: the first solve arrives, nothing is " +
-          "left to descend, and the other branch, better or worse, is out of reach."
-        : "For relu and β > 0 the loss along the curve falls for ever as |θ| grows, since a larger θ allows a smaller W: " +
-          "there is no minimum.";
+      `descent in both ${number(end(paths.both))}${gone(paths.both)}; along the curve ${number(end(paths.along))}` +
+      `${gone(paths.along)}. `;
+    if (state.activation !== "relu") return text;
+    if (paths.along[0][1] === 0)
+      text += "For relu on this side of θ = 0 the best W is 0, since the features say nothing of the targets: the loss along " +
+        "the curve is constant here.";
+    else if (state.beta === 0)
+      text += "For relu and β = 0 the loss along the curve depends on the sign of θ only: the first solve arrives, nothing is " +
+        "left to descend, and the other branch, better or worse, is out of reach.";
+    else
+      text += "For relu and β > 0 the loss along the curve falls for ever on this side of θ = 0 as |θ| grows, since a larger θ " +
+        "allows a smaller W: there is no minimum.";
     return text;
   }
 
