@@ -45,12 +45,13 @@ class Memory:
     """What the last layers remember: `Proximal` or `Kalman` as in `closedform.rules`, following the learning rate; or
     "learned", a last layer that the optimizer moves like the rest.
 
-    ratio: of lambda to the mean diagonal of the batch's Gram matrix (`lambdas.relative`), where `lam` is None.
+    ratio: of lambda to the mean diagonal of the batch's Gram matrix (`lambdas.relative`), where `lam` is None; one for all
+        members, or for each in turn.
     """
 
     kind: Literal["proximal", "kalman", "learned"] = "proximal"
     lam: float | None = None
-    ratio: float = lambdas.AUTO_RATIO
+    ratio: float | tuple[float, ...] = lambdas.AUTO_RATIO
     forget: float = 0.99
 
 
@@ -124,6 +125,9 @@ class Networks:
             self.information = torch.zeros(members, D, D, device=device, dtype=torch.float64)
             self.prior = torch.zeros(members, D, device=device, dtype=torch.float64)
         self.noise = torch.zeros(members, outputs, device=device, dtype=torch.float64)
+        ratios = memory.ratio if isinstance(memory.ratio, tuple) else (memory.ratio,)
+        self._ratio = torch.tensor([[ratios[k % len(ratios)]] for k in range(members)], device=device, dtype=dtype)
+        self._smallest = min(ratios)
 
     def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         weights, biases, at = [], [], 0
@@ -211,13 +215,13 @@ class Networks:
     def _proximal(self, X: Tensor, XT: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         """Paper eq. 14 in residual form. A lambda of a tenth of the Gram's mean diagonal or more bounds the condition
         number by the features over that tenth, which float32 can do; a given lambda may be small, and gets float64."""
-        ratio = self.memory.ratio / max(factor, FLOOR)
-        double = self.memory.lam is not None or self.width / ratio > FLOAT32_CONDITION
+        length = 1 / max(factor, FLOOR)
+        double = self.memory.lam is not None or self.width / (self._smallest * length) > FLOAT32_CONDITION
         if double:
             X, XT = X.double(), XT.double()
         G = torch.bmm(XT, X)
         diagonal = G.diagonal(dim1=1, dim2=2)
-        lam = _relative(diagonal) * ratio if self.memory.lam is None else self.memory.lam / max(factor, FLOOR)
+        lam = _relative(diagonal) * (self._ratio * length) if self.memory.lam is None else self.memory.lam * length
         floor = 4 * G.shape[1] * torch.finfo(G.dtype).eps
         diagonal += torch.maximum(torch.as_tensor(lam, dtype=G.dtype, device=G.device), diagonal * floor)
         L, info = torch.linalg.cholesky_ex(G)
@@ -233,7 +237,7 @@ class Networks:
         if self.steps == 0:
             lam = self.memory.lam
             diagonal = G.diagonal(dim1=1, dim2=2)
-            self.prior.copy_(_relative(diagonal) * self.memory.ratio if lam is None else torch.full_like(diagonal, lam))
+            self.prior.copy_(_relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam))
             A = torch.diag_embed(self.prior) + G
         else:
             A = self.information * gamma + G
