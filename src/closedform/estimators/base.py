@@ -17,18 +17,22 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from .. import lambdas
 from ..rules import Kalman, Rule
 from .loop import Engine, Plan, Record, Rows, bounds, train
 from .modules import Modules
 from .networks import Memory, Networks, check_activation
 from .prepare import folds, merged, moments, numpy, one_thread
 
-# Found by the experiments in docs/tabular.md, on tables' validation shares
-BANK = (0.0, 0.03, 0.2, 1.0)  # weight decay of the members
+# Found by the experiments in docs/tabular.md, on tables' validation shares.
+# Levels from little noise to much: weight decay, and lambda over the mean diagonal of the Gram matrix
+LEVELS = ((0.0, 1.0), (0.03, 2.0), (0.2, 5.0), (1.0, 20.0))
+ALONE = 1  # the level of a single member
+SMALL = 4000  # rows up to which two members of each level hold out different ones
 RATE, RATE_INPUTS = 0.01, 20  # the learning rate, and the number of inputs from which on it falls
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
-PROXIMAL_RATIO, FORGET = 5.0, 0.98
-SHARPNESS = 2.0  # a member's share goes with its held-out squared error to this power, inverted
+FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
+SHARPNESS = 3.0  # a level's share goes with its held-out squared error to this power, inverted
 CHUNK = 8192  # rows predicted at a time
 
 
@@ -37,7 +41,7 @@ class Estimator(BaseEstimator):
 
     def __init__(
         self,
-        hidden_layer_sizes: tuple[int, ...] = (64, 64),
+        hidden_layer_sizes: tuple[int, ...] = (48, 48),
         *,
         activation: str = "gelu",
         rule: str | Rule = "proximal",
@@ -104,7 +108,7 @@ class Estimator(BaseEstimator):
                 engine.forget_optimizer()
             rows = self._rows(engine, X, Y, weight)
             if self.early_stopping:
-                held = folds(len(X), engine.members, self.validation_fraction, seed)
+                held = folds(len(X), engine.members, len(LEVELS), self.validation_fraction, seed)
                 rows.held = None if held is None else held.to(engine.device)
             record = Record()
             found = resume({"seed": seed}) if resume is not None else None
@@ -195,6 +199,7 @@ class Estimator(BaseEstimator):
         return X, Y, weight
 
     def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
+        self._rows_fitted = len(X)  # decides what "auto" means
         self.input_mean_, self.input_scale_ = moments(X, weight)
         self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
 
@@ -255,15 +260,20 @@ class Estimator(BaseEstimator):
         if self.backbone is not None and not isinstance(self.backbone, nn.Module):
             raise ValueError(f"backbone must be a torch.nn.Module or None, got {type(self.backbone).__name__}")
 
-    def _members(self) -> int:
+    def _members(self, n: int) -> int:
         if self.backbone is not None or isinstance(self.rule, Rule):
             return 1
-        return len(BANK) if self.members == "auto" else int(self.members)
+        if self.members != "auto":
+            return int(self.members)
+        return 2 * len(LEVELS) if n <= SMALL else len(LEVELS)
+
+    def _levels(self, members: int) -> list[tuple[float, float]]:
+        return [LEVELS[ALONE]] if members == 1 else [LEVELS[k % len(LEVELS)] for k in range(members)]
 
     def _decays(self, members: int) -> list[float]:
         if self.weight_decay != "auto":
             return [float(self.weight_decay)] * members
-        return [BANK[1]] if members == 1 else [BANK[k % len(BANK)] for k in range(members)]
+        return [decay for decay, _ in self._levels(members)]
 
     def _batch_size(self, n: int) -> int:
         """32 up to some thousand rows, then growing with them to 256."""
@@ -281,11 +291,12 @@ class Estimator(BaseEstimator):
             return float(self.learning_rate)
         return RATE * min(1.0, math.sqrt(RATE_INPUTS / inputs))
 
-    def _memory(self) -> Memory:
+    def _memory(self, members: int) -> Memory:
         lam = None if self.lam == "auto" else float(self.lam)
         kind = self.rule
-        assert isinstance(kind, str)
-        return Memory(kind, lam, PROXIMAL_RATIO if kind == "proximal" else 10.0, FORGET)  # pyright: ignore[reportArgumentType]
+        ratio = tuple(ratio for _, ratio in self._levels(members)) if kind == "proximal" else lambdas.AUTO_RATIO
+        forget = FORGET[ALONE] if members == 1 else tuple(FORGET[k % len(FORGET)] for k in range(members))
+        return Memory(kind, lam, ratio, forget)  # pyright: ignore[reportArgumentType]
 
     def _device(self, n: int) -> torch.device:
         if self.device != "auto":
@@ -295,7 +306,7 @@ class Estimator(BaseEstimator):
         return torch.device("cuda" if large and torch.cuda.is_available() else "cpu")
 
     def _engine(self, X: np.ndarray, n: int, outputs: int, seed: int) -> Engine:
-        inputs, members = X.shape[1], self._members()
+        inputs, members = X.shape[1], self._members(n)
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(
                 inputs,
@@ -303,7 +314,7 @@ class Estimator(BaseEstimator):
                 outputs,
                 members=members,
                 activation=self.activation,
-                memory=self._memory(),
+                memory=self._memory(members),
                 weight_decay=self._decays(members),
                 seed=seed,
                 learning_rate=self._rate(inputs),
@@ -316,7 +327,7 @@ class Estimator(BaseEstimator):
             backbone,
             outputs,
             example=self._inputs(X[:2]).float(),
-            memory=self.rule if isinstance(self.rule, Rule) else self._memory(),
+            memory=self.rule if isinstance(self.rule, Rule) else self._memory(1),
             weight_decay=self._decays(1)[0],
             learning_rate=self._rate(inputs) if self.backbone is None else self._rate(1) / 10,
             seed=seed,
@@ -342,20 +353,22 @@ class Estimator(BaseEstimator):
         return tags
 
 
-def _shares(errors: Tensor | None) -> np.ndarray:
-    """How much each member counts: its held-out squared error to the power -SHARPNESS, normalised.
+def _shares(errors: Tensor) -> np.ndarray:
+    """How much each member counts, from held-out squared errors: a level's mean error to the power -SHARPNESS, divided among
+    its members.
 
     >>> _shares(torch.tensor([1.0, 1.0])).tolist(), _shares(torch.tensor([1.0, float("inf")])).tolist()
     ([0.5, 0.5], [1.0, 0.0])
     """
-    assert errors is not None
-    errors = errors.double().nan_to_num(nan=math.inf, posinf=math.inf)
-    best = float(errors.min())
+    levels = torch.arange(len(errors)) % len(LEVELS)
+    count = torch.bincount(levels)
+    means = torch.bincount(levels, errors.double().nan_to_num(nan=math.inf)) / count
+    best = float(means.min())
     if not math.isfinite(best):
         return np.full(len(errors), 1 / len(errors))
     floor = max(best, 1e-300)
-    shares = (errors.clamp(min=floor) / floor) ** -SHARPNESS
-    return (shares / shares.sum()).numpy()
+    shares = (means.clamp(min=floor) / floor) ** -SHARPNESS / count
+    return (shares[levels] / shares[levels].sum()).numpy()
 
 
 def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:

@@ -46,6 +46,7 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "format": FORMAT,
         "class": type(estimator).__name__,
         "parameters": {k: _plain(k, v) for k, v in estimator.get_params(deep=False).items()},
+        "rows": estimator._rows_fitted,
         "attributes": {name: getattr(estimator, name) for name in NUMBERS if hasattr(estimator, name)},
     }
     if hasattr(estimator, "feature_names_in_"):
@@ -126,14 +127,14 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
             setattr(estimator, name, value)
     for name in ARRAYS:
         setattr(estimator, name, tensors[name].numpy())
-    estimator._missed = tensors.get("missed")
+    estimator._missed, estimator._rows_fitted = tensors.get("missed"), head["rows"]
     if "feature_names" in head:
         estimator.feature_names_in_ = np.array(head["feature_names"], dtype=object)
     if "classes" in head:
         estimator.classes_ = np.array(head["classes"]["values"], dtype=np.dtype(head["classes"]["dtype"]))
     inputs, outputs = len(estimator.input_mean_), len(estimator.target_mean_)
     example = np.zeros((2, inputs)) + estimator.input_mean_
-    estimator.engine_ = estimator._engine(example, 2, outputs, 0)
+    estimator.engine_ = estimator._engine(example, head["rows"], outputs, 0)
     estimator.engine_.restore({k[len("engine.") :]: v for k, v in tensors.items() if k.startswith("engine.")})
     estimator._finish()
     return estimator

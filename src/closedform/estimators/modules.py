@@ -81,12 +81,13 @@ class Modules:
         """As in `Networks`: the memory lengthens as the learning rate falls. A backbone that does not learn has a rate too,
         of an optimizer that moves nothing."""
         optimizer = self.optimizer or torch.optim.SGD([torch.zeros(1)], lr=self.base)
+        ratio, forget = (v[0] if isinstance(v, tuple) else v for v in (memory.ratio, memory.forget))
         if memory.kind == "kalman":
-            prior = relative(memory.ratio) if memory.lam is None else memory.lam
-            return Kalman(forget=follow_lr(optimizer, forget=memory.forget, floor=FLOOR), lam=prior)
+            prior = relative(ratio) if memory.lam is None else memory.lam
+            return Kalman(forget=follow_lr(optimizer, forget=forget, floor=FLOOR), lam=prior)
         if memory.lam is not None:
             return Proximal(follow_lr(optimizer, memory.lam, floor=FLOOR))
-        return Proximal(relative(follow_lr(optimizer, memory.ratio, floor=FLOOR)))
+        return Proximal(relative(follow_lr(optimizer, ratio, floor=FLOOR)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "state": {name: tensor.cpu().clone() for name, tensor in self.state().items()}}

@@ -1,7 +1,7 @@
 """Small perceptrons with solved last layers, trained side by side without autograd.
 
 A table's networks are so small that most of a step's time goes into calling operations. So the backward pass is written out
-(a linear layer and an activation, again and again), the optimizer sees one flat tensor, and several networks are one batch
+(a linear layer and an activation, again and again), the optimizer has one flat tensor, and several networks are one batch
 of matrix products. `tests/test_networks.py` holds them against `ClosedFormLinear`, autograd and `torch.optim`.
 
 The members of the batch see the same rows with different weights. A row of weight zero takes no part in a member's step, but
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": Activation(torch.tanh, lambda g, h, a: _aten.tanh_backward(g, a)),
 }
 
-BETAS = (0.9, 0.95)
+BETAS, EPSILON = (0.9, 0.95), 1e-8
 FLOOR = 1e-3  # of the learning rate that the memory follows, as in `lambdas.follow_lr`
 LEAK = 1e-8  # of the prior's precision that is never forgotten, as in `rules.Kalman`
 # Up to this ratio of the Gram's trace to lambda the system's condition costs float32 half its digits at most
@@ -52,7 +52,29 @@ class Memory:
     kind: Literal["proximal", "kalman", "learned"] = "proximal"
     lam: float | None = None
     ratio: float | tuple[float, ...] = lambdas.AUTO_RATIO
-    forget: float = 0.99
+    forget: float | tuple[float, ...] = 0.99
+
+
+class Adam:
+    """`torch.optim.Adam` for one tensor, without the calls around it, which would take longer than its arithmetic."""
+
+    def __init__(self, parameter: Tensor, gradient: Tensor):
+        self.parameter, self.gradient = parameter, gradient
+        self.first, self.second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        self.steps = torch.zeros((), dtype=torch.long)
+
+    def step(self, rate: float) -> None:
+        self.steps += 1
+        t = int(self.steps)
+        self.first.lerp_(self.gradient, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(self.gradient, self.gradient, value=1 - BETAS[1])
+        root = math.sqrt(1 - BETAS[1] ** t)
+        self.parameter.addcdiv_(
+            self.first, self.second.sqrt().add_(EPSILON * root), value=-rate * root / (1 - BETAS[0] ** t)
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        return {"first": self.first, "second": self.second, "steps": self.steps}
 
 
 class Networks:
@@ -97,26 +119,17 @@ class Networks:
             for a, b in zip(sizes, sizes[1:]):
                 parts += [torch.randn(a * b, generator=generator, dtype=torch.float64) * a**-0.5, torch.zeros(b)]
             drawn.append(torch.cat(parts))
-        self.flat = torch.nn.Parameter(torch.stack(drawn).to(device, dtype))
-        self.flat.grad = torch.zeros_like(self.flat)
-        self._weights, self._biases = self._views(self.flat.detach(), sizes)
-        self._weight_grads, self._bias_grads = self._views(self.flat.grad, sizes)
+        self.flat = torch.stack(drawn).to(device, dtype)
+        gradient = torch.zeros_like(self.flat)
+        self._weights, self._biases = self._views(self.flat, sizes)
+        self._weight_grads, self._bias_grads = self._views(gradient, sizes)
         self.head = torch.zeros(members, self.width + 1, outputs, device=device, dtype=dtype)
-        learned = [self.flat]
+        self._adam = [Adam(self.flat, gradient)]
         if memory.kind == "learned":
             self.head[:, : self.width].copy_(
                 torch.randn(members, self.width, outputs, generator=generator, dtype=torch.float64) * self.width**-0.5
             )
-            self._head = torch.nn.Parameter(self.head)
-            self._head.grad = torch.zeros_like(self.head)
-            learned.append(self._head)
-        self.optimizer = torch.optim.Adam(learned, lr=learning_rate, betas=BETAS, fused=True)
-        for parameter in learned:  # as the optimizer makes it at its first step; here so that `state` always has it
-            self.optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+            self._adam.append(Adam(self.head, torch.zeros_like(self.head)))
         self._decay = torch.tensor(list(weight_decay), device=device, dtype=dtype)[:, None]
         self._decays = bool(self._decay.any())
         self.steps = torch.zeros((), dtype=torch.long)
@@ -125,9 +138,9 @@ class Networks:
             self.information = torch.zeros(members, D, D, device=device, dtype=torch.float64)
             self.prior = torch.zeros(members, D, device=device, dtype=torch.float64)
         self.noise = torch.zeros(members, outputs, device=device, dtype=torch.float64)
-        ratios = memory.ratio if isinstance(memory.ratio, tuple) else (memory.ratio,)
-        self._ratio = torch.tensor([[ratios[k % len(ratios)]] for k in range(members)], device=device, dtype=dtype)
-        self._smallest = min(ratios)
+        self._ratio = _each(memory.ratio, members).to(device, dtype)
+        self._forget = _each(memory.forget, members).to(device, torch.float64)
+        self._smallest = float(self._ratio.min())
 
     def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         weights, biases, at = [], [], 0
@@ -167,13 +180,13 @@ class Networks:
         weighted = residual if weight is None else residual * weight
         scale = -2 / y.numel()
         if self.memory.kind == "learned":
-            torch.bmm(XT, residual, out=self._head.grad).mul_(scale)
+            torch.bmm(XT, residual, out=self._adam[1].gradient).mul_(scale)
         self._backward(x, layers, torch.bmm(weighted, self.head[:, : self.width].mT).mul_(scale))
         rate = self.base * factor
-        self.optimizer.param_groups[0]["lr"] = rate
         if self._decays:
             self.flat.mul_(1 - rate * self._decay)
-        self.optimizer.step()
+        for adam in self._adam:
+            adam.step(rate)
         self.steps += 1
         return (weighted * residual).sum((1, 2)), before
 
@@ -232,7 +245,7 @@ class Networks:
     ) -> tuple[Tensor, Tensor]:
         """The information form of `rules.Kalman`: `A <- gamma A + X^T X`, `dW = A^-1 X^T E`, in float64."""
         X, XT, E = X.double(), XT.double(), residual.double()
-        gamma = 1 - (1 - self.memory.forget) * min(1.0, max(factor, FLOOR))
+        gamma = 1 - (1 - self._forget) * min(1.0, max(factor, FLOOR))
         G = torch.bmm(XT, X)
         if self.steps == 0:
             lam = self.memory.lam
@@ -240,8 +253,8 @@ class Networks:
             self.prior.copy_(_relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam))
             A = torch.diag_embed(self.prior) + G
         else:
-            A = self.information * gamma + G
-            A.diagonal(dim1=1, dim2=2).add_(self.prior, alpha=LEAK * (1 - gamma))
+            A = self.information * gamma[:, :, None] + G
+            A.diagonal(dim1=1, dim2=2).add_(self.prior * (LEAK * (1 - gamma)))
         scale = A.diagonal(dim1=1, dim2=2).rsqrt()[:, :, None]
         C = torch.bmm(XT, E)
         scaled = scale * A * scale.mT
@@ -254,7 +267,7 @@ class Networks:
         count = float(X.shape[1]) if weight is None else weight.double().sum(1).clamp(min=1e-300)
         squares = E.square().sum(1) if weight is None else (weight.double() * E.square()).sum(1)
         innovation = (squares - (C * change).sum(1)).clamp(min=0) / count
-        share = max(3 / (int(self.steps) + 3), 1 - gamma)
+        share = (1 - gamma).clamp(min=3 / (int(self.steps) + 3))
         self.noise.copy_(torch.where(ok[:, None], self.noise + share * (innovation - self.noise), self.noise))
         return change.to(self.dtype), ok
 
@@ -299,13 +312,13 @@ class Networks:
     def state(self) -> dict[str, Tensor]:
         """Everything that training changes, as tensors; `restore` takes it back."""
         state = self.weights() | {"steps": self.steps}
-        for k, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
-            state |= {f"adam.{k}.{name}": tensor for name, tensor in self.optimizer.state[parameter].items()}
+        for k, adam in enumerate(self._adam):
+            state |= {f"adam.{k}.{name}": tensor for name, tensor in adam.state().items()}
         return state
 
     def weights(self) -> dict[str, Tensor]:
         """What a prediction needs, each with the members first."""
-        weights = {"flat": self.flat.detach(), "head": self.head, "noise": self.noise}
+        weights = {"flat": self.flat, "head": self.head, "noise": self.noise}
         if self.memory.kind == "kalman":
             weights |= {"information": self.information, "prior": self.prior}
         return weights
@@ -321,9 +334,15 @@ class Networks:
 
     def forget_optimizer(self) -> None:
         """Start a new schedule from the present weights."""
-        for tensors in self.optimizer.state.values():
-            for tensor in tensors.values():
+        for adam in self._adam:
+            for tensor in adam.state().values():
                 tensor.zero_()
+
+
+def _each(values: float | tuple[float, ...], members: int) -> Tensor:
+    """One value a member, `(members, 1)`, in turn."""
+    values = values if isinstance(values, tuple) else (values,)
+    return torch.tensor([[values[k % len(values)]] for k in range(members)], dtype=torch.float64)
 
 
 def _relative(diagonal: Tensor) -> Tensor:

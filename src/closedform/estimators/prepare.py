@@ -51,15 +51,19 @@ def moments(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndar
     return mean, np.where(constant | ~np.isfinite(scale), 1.0, scale)
 
 
-def folds(n: int, members: int, fraction: float, seed: int) -> Tensor | None:
-    """Which rows each member holds out, `(members, n)`: shares of equal size, different ones as far as they go around."""
+def folds(n: int, members: int, levels: int, fraction: float, seed: int) -> Tensor | None:
+    """Which rows each member holds out, `(members, n)`: the first `levels` members the same share, the next ones the next.
+
+    Members of different levels are compared by their errors on these rows, and an error depends on the rows more than on
+    the member. None where there are too few rows to hold some out.
+    """
     count = int(fraction * n)
     if count < 1 or n - count < 2:
         return None
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     held = torch.zeros(members, n, dtype=torch.bool)
     for member in range(members):
-        held[member, order[(torch.arange(count) + member * count) % n]] = True
+        held[member, order[(torch.arange(count) + member // levels * count) % n]] = True
     return held
 
 
