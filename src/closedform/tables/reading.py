@@ -34,6 +34,8 @@ def pieces(path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE) -> Ite
     reader = _parquet(path, rows) if path.suffix.lower() in SUFFIXES else _csv(path, encoding, rows)
     start = 1
     for piece in reader:
+        if not len(piece):
+            continue
         piece.index = range(start, start + len(piece))
         start += len(piece)
         yield piece
