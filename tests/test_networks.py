@@ -179,7 +179,7 @@ def test_training_goes_on_from_any_epoch_to_the_bit(rule):
     whole = networks(RULES[rule], members=2)
     record = train(whole, rows, plan, Record())
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     saved = {}
@@ -188,10 +188,10 @@ def test_training_goes_on_from_any_epoch_to_the_bit(rule):
         if record.epoch == 3:
             saved["record"] = Record(**{**vars(record), "kept": {k: v.clone() for k, v in record.kept.items()}})
             saved["state"] = {k: v.clone() for k, v in stopped.state().items()}
-            raise Killed
+            raise KilledError
 
     stopped = networks(RULES[rule], members=2)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         train(stopped, rows, plan, Record(), until_three)
     fresh = networks(RULES[rule], members=2, seed=99)
     fresh.restore(saved["state"])
@@ -231,7 +231,8 @@ def test_batches_cover_every_row_once():
     for n in (1, 5, 31, 33, 100, 257):
         cut = bounds(n, 32)
         assert [a for a, _ in cut[1:]] == [b for _, b in cut[:-1]]
-        assert cut[0][0] == 0 and cut[-1][1] == n
+        assert cut[0][0] == 0
+        assert cut[-1][1] == n
         assert min(b - a for a, b in cut) > 0
 
 

@@ -28,7 +28,9 @@ from .prepare import folds, merged, moments, numpy, one_thread
 # Levels from little noise to much: weight decay, and lambda over the mean diagonal of the Gram matrix
 LEVELS = ((0.0, 1.0), (0.03, 2.0), (0.2, 5.0), (1.0, 20.0))
 ALONE = 1  # the level of a single member
-SMALL = 4000  # rows up to which two members of each level hold out different ones
+SMALL = 4000  # rows up to which there are two members of each level, which hold out different rows; above, one of each
+LARGE_LEVELS = 3  # of the levels above that, where so much decay as the last has never helped
+HIDDEN, LARGE_HIDDEN = (48, 48, 48), (64, 64, 64)
 RATE, RATE_INPUTS = 0.01, 20  # the learning rate, and the number of inputs from which on it falls
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
 FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
@@ -41,7 +43,7 @@ class Estimator(BaseEstimator):
 
     def __init__(
         self,
-        hidden_layer_sizes: tuple[int, ...] = (48, 48),
+        hidden_layer_sizes: tuple[int, ...] | str = "auto",
         *,
         activation: str = "gelu",
         rule: str | Rule = "proximal",
@@ -236,9 +238,7 @@ class Estimator(BaseEstimator):
     # ---- Parameters ------------------------------------------------------------------------------
 
     def _check_parameters(self) -> None:
-        sizes = self.hidden_layer_sizes
-        if isinstance(sizes, Integral) or not all(isinstance(s, Integral) and s > 0 for s in sizes) or not len(sizes):
-            raise ValueError(f"hidden_layer_sizes must be a sequence of positive integers, got {sizes!r}")
+        _check_auto("hidden_layer_sizes", self.hidden_layer_sizes, _are_sizes, "a sequence of positive integers")
         check_activation(self.activation)
         if not isinstance(self.rule, Rule) and self.rule not in ("proximal", "kalman", "learned"):
             raise ValueError(f'rule must be "proximal", "kalman", "learned" or a closedform rule, got {self.rule!r}')
@@ -265,7 +265,13 @@ class Estimator(BaseEstimator):
             return 1
         if self.members != "auto":
             return int(self.members)
-        return 2 * len(LEVELS) if n <= SMALL else len(LEVELS)
+        return 2 * len(LEVELS) if n <= SMALL else LARGE_LEVELS
+
+    def _hidden(self, n: int) -> list[int]:
+        sizes = self.hidden_layer_sizes
+        if isinstance(sizes, str):
+            sizes = HIDDEN if n <= SMALL else LARGE_HIDDEN
+        return [int(size) for size in sizes]
 
     def _levels(self, members: int) -> list[tuple[float, float]]:
         return [LEVELS[ALONE]] if members == 1 else [LEVELS[k % len(LEVELS)] for k in range(members)]
@@ -279,10 +285,10 @@ class Estimator(BaseEstimator):
         """32 up to some thousand rows, then growing with them to 256."""
         if self.batch_size != "auto":
             return int(self.batch_size)
-        return min(256, max(32, 2 ** round(math.log2(max(n, 1) / 120))))
+        return min(256, max(32, 2 ** round(math.log2(max(n, 1) / 60))))
 
     def _plan(self, n: int, seed: int) -> Plan:
-        epochs = int(self.max_iter) if self.max_iter != "auto" else max(10, min(100, round(100 * (1000 / n) ** 0.4)))
+        epochs = int(self.max_iter) if self.max_iter != "auto" else max(10, min(60, round(60 * (1000 / n) ** 0.3)))
         return Plan(self._batch_size(n), epochs, seed, self.n_iter_no_change if self.early_stopping else None)
 
     def _rate(self, inputs: int) -> float:
@@ -310,7 +316,7 @@ class Estimator(BaseEstimator):
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(
                 inputs,
-                [int(size) for size in self.hidden_layer_sizes],
+                self._hidden(n),
                 outputs,
                 members=members,
                 activation=self.activation,
@@ -322,7 +328,7 @@ class Estimator(BaseEstimator):
             )
         backbone = self.backbone
         if backbone is None:
-            backbone = _perceptron([inputs, *self.hidden_layer_sizes], self.activation, seed)
+            backbone = _perceptron([inputs, *self._hidden(n)], self.activation, seed)
         return Modules(
             backbone,
             outputs,
@@ -386,6 +392,10 @@ def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def _are_sizes(sizes: Any) -> bool:
+    return isinstance(sizes, (tuple, list)) and len(sizes) > 0 and all(isinstance(s, Integral) and s > 0 for s in sizes)
+
+
 def _check_auto(name: str, value: Any, good: Callable[[Any], bool], expected: str) -> None:
     if isinstance(value, str) and value == "auto":
         return
@@ -403,8 +413,8 @@ class _Bar:
         done = self.width * record.epoch // self.epochs
         held = f"  held out {min(record.held[-1]):.4g}" if record.held else ""
         print(
-            f"\repoch {record.epoch}/{self.epochs} [{'#' * done}{'.' * (self.width - done)}] loss {record.loss[-1]:.4g}{held}"
-            f"  {time.perf_counter() - self.start:.1f} s ",
+            f"\repoch {record.epoch}/{self.epochs} [{'#' * done}{'.' * (self.width - done)}] "
+            f"loss {record.loss[-1]:.4g}{held}  {time.perf_counter() - self.start:.1f} s ",
             end="",
             file=sys.stderr,
             flush=True,

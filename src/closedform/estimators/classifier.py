@@ -53,9 +53,7 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     def _shape_layer(self) -> None:
         pass
 
-    def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> ClosedFormClassifier:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ClosedFormClassifier:
         """Take in more rows: one pass over them, at a constant rate. `classes` names all of them at the first call."""
         first = not hasattr(self, "engine_")
         if first:
@@ -63,7 +61,9 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
                 raise ValueError("classes must be passed on the first call to partial_fit.")
             self.classes_, self._given_classes = np.unique(classes), True
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes={classes!r} is not the same as on last call to partial_fit, was: {self.classes_}")
+            raise ValueError(
+                f"classes={classes!r} is not the same as on last call to partial_fit, was: {self.classes_}"
+            )
         try:
             self._partial_fit(X, y, sample_weight, first=first)
         finally:

@@ -117,7 +117,8 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
     if parameters["backbone"] is not None and backbone is None:
         raise ValueError(f"the estimator has a backbone of class {parameters['backbone']}: load(path, backbone=...)")
     parameters["backbone"] = backbone
-    parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
+    if isinstance(parameters["hidden_layer_sizes"], list):
+        parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
     if isinstance(parameters["rule"], dict):
         kind = RULES[parameters["rule"]["rule"]]
         parameters["rule"] = kind(**{f.name: parameters["rule"][f.name] for f in fields(kind)})

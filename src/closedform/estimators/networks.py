@@ -21,7 +21,12 @@ from torch import Tensor
 from .. import lambdas
 
 _aten = torch.ops.aten
-Activation = NamedTuple("Activation", [("forward", Callable), ("backward", Callable)])
+
+
+class Activation(NamedTuple):
+    forward: Callable
+    backward: Callable
+
 
 # backward takes the gradient, what went in and what came out
 ACTIVATIONS: dict[str, Activation] = {
@@ -250,7 +255,9 @@ class Networks:
         if self.steps == 0:
             lam = self.memory.lam
             diagonal = G.diagonal(dim1=1, dim2=2)
-            self.prior.copy_(_relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam))
+            self.prior.copy_(
+                _relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam)
+            )
             A = torch.diag_embed(self.prior) + G
         else:
             A = self.information * gamma[:, :, None] + G

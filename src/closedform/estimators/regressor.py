@@ -18,24 +18,25 @@ from .prepare import numpy, one_thread
 class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     """Regression by small neural networks whose last layer is solved in closed form at every step.
 
-    Inputs and targets are standardised inside. By default four networks are trained side by side, which differ in their
-    weight decay and in the rows that they hold out; their held-out errors, which cost nothing (see
-    `closedform.estimators.networks`), choose the epoch that is kept of each and how much each counts.
+    Inputs and targets are standardised inside. By default several networks are trained side by side at up to four levels,
+    from tables with little noise (no weight decay, a short memory of the last layer) to tables with much of it. Errors on
+    rows that they hold out, which cost nothing (see `closedform.estimators.networks`), choose the epoch that is kept of
+    each and how much each level counts.
 
     Parameters
     ----------
-    hidden_layer_sizes : sizes of the layers before the solved one.
+    hidden_layer_sizes : sizes of the layers before the solved one; "auto" is three of 48, or of 64 for more than 4000 rows.
     activation : "gelu", "silu", "relu" or "tanh".
     rule : what the last layer remembers of earlier batches: "proximal", "kalman" (which also gives standard deviations),
         a rule object such as `closedform.Ridge(beta=1.0)`, or "learned": an ordinary network, to compare with.
     lam : lambda in sum units, or "auto": relative to the features (`closedform.lambdas.relative`). Under "proximal" it
         follows the learning rate; under "kalman" it is the precision of the prior.
-    members : how many networks are averaged; "auto" is 4, and 1 with a backbone or a rule object.
+    members : how many networks are averaged; "auto" is 8, or 3 for more than 4000 rows, and 1 with a backbone or a rule object.
     weight_decay : of every member, decoupled; "auto" gives each its own, from none to strong.
     learning_rate : of Adam at the start; it falls to zero along half a cosine. "auto" is 0.01, less for many inputs, and
         0.001 for a backbone.
     batch_size : "auto" is 32 up to some thousand rows and grows to 256.
-    max_iter : epochs; "auto" is 100 up to 1000 rows, and fewer for more of them.
+    max_iter : epochs; "auto" is 60 up to 1000 rows, and fewer for more of them.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
     validation_fraction : the share of the rows that each member holds out, another one each.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls

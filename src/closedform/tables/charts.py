@@ -119,11 +119,15 @@ def bars(entries: Sequence[tuple[str, float, float]], label: str) -> str:
         a, b = sorted((x(0.0), x(value)))
         shown = html.escape(name if len(name) <= 24 else name[:23] + "…")
         parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">{shown}</text>')
-        parts.append(f'<rect class="bar" x="{a:.1f}" y="{top + 3}" width="{max(b - a, 0.5):.1f}" height="{step - 10}"/>')
+        parts.append(
+            f'<rect class="bar" x="{a:.1f}" y="{top + 3}" width="{max(b - a, 0.5):.1f}" height="{step - 10}"/>'
+        )
         middle = top + step / 2 - 2
         parts.append(
             f'<line class="spread" x1="{x(max(value - spread, low)):.1f}" x2="{x(value + spread):.1f}" '
             f'y1="{middle}" y2="{middle}"/>'
         )
-    parts.append(f'<text x="{(left + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{html.escape(label)}</text></svg>')
+    parts.append(
+        f'<text x="{(left + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{html.escape(label)}</text></svg>'
+    )
     return "".join(parts)

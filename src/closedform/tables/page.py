@@ -100,7 +100,8 @@ def _table(outcome: Outcome) -> str:
     best = min(outcome.scores.values())
     for name, score in outcome.scores.items():
         mark = ' class="best"' if score == best else ""
-        rows += f"<tr{mark}><td>{html.escape(name)}</td><td>{charts.number(score)}</td><td>{outcome.seconds[name]:.2f}</td></tr>"
+        cells = html.escape(name), charts.number(score), f"{outcome.seconds[name]:.2f}"
+        rows += f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     return f"<table><tr><th>model</th><th>{outcome.metric}</th><th>seconds to fit</th></tr>{rows}</table>"
 
 

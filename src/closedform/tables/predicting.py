@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import atomic
 from . import folder, preparing, reading
-from .reading import BadTable
+from .reading import TableError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ def predict(
         text.flush()
         text.detach()
         if done == 0:
-            raise BadTable(f"{data}: the table has no rows; expected at least 1")
+            raise TableError(f"{data}: the table has no rows; expected at least 1")
     return done
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import reading
-from .reading import BadTable
+from .reading import TableError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def find(
     for column in columns:
         values = table[column]
         if values.isna().all():
-            raise BadTable(f"{path}: column {column!r}: all {len(values)} rows are missing; expected some values")
+            raise TableError(f"{path}: column {column!r}: all {len(values)} rows are missing; expected some values")
         if column not in categorical and reading.is_numeric(values):
             hint = f"; --categorical {column} takes the column as texts"
             given = reading.numbers(path, column, values, hint=hint)
@@ -66,7 +66,7 @@ def find(
             found.categories.append(column)
             found.values.append(frequent)
     if not found.columns:
-        raise BadTable(f"{path}: no column is left to predict from")
+        raise TableError(f"{path}: no column is left to predict from")
     return found, remarks
 
 
@@ -76,7 +76,7 @@ def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataF
 
     for column in preparation.columns:
         if column not in table.columns:
-            raise BadTable(f"{path}: there is no column {column!r}; the model needs it")
+            raise TableError(f"{path}: there is no column {column!r}; the model needs it")
     parts: dict[str, Any] = {c: reading.numbers(path, c, table[c]) for c in preparation.numbers}
     parts |= {c: reading.texts(table[c]).fillna(ABSENT) for c in preparation.categories}
     return pd.DataFrame(parts, index=table.index)

@@ -20,7 +20,7 @@ SUFFIXES = {".parquet", ".pq"}
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
 
 
-class BadTable(ValueError):
+class TableError(ValueError):
     """Something is wrong with a file; the message names it, the column and the row."""
 
 
@@ -28,9 +28,9 @@ def pieces(path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE) -> Ite
     """The table in pieces of so many rows, at constant memory; the index counts rows from 1."""
     path = Path(path)
     if not path.is_file():
-        raise BadTable(f"{path}: there is no such file")
+        raise TableError(f"{path}: there is no such file")
     if path.stat().st_size == 0:
-        raise BadTable(f"{path}: the file is empty; expected a header and rows")
+        raise TableError(f"{path}: the file is empty; expected a header and rows")
     reader = _parquet(path, rows) if path.suffix.lower() in SUFFIXES else _csv(path, encoding, rows)
     start = 1
     for piece in reader:
@@ -48,7 +48,7 @@ def whole(path: Path, *, encoding: str = "utf-8-sig") -> pd.DataFrame:
     parts = list(pieces(path, encoding=encoding))
     table = pd.concat(parts) if parts else pd.DataFrame()
     if len(table) < 2:
-        raise BadTable(f"{path}: the table has {len(table)} row{'s' * (len(table) != 1)}; expected at least 2")
+        raise TableError(f"{path}: the table has {len(table)} row{'s' * (len(table) != 1)}; expected at least 2")
     return table
 
 
@@ -63,7 +63,7 @@ def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
             yield batch.to_pandas()
     except (pyarrow.ArrowException, OSError) as bad:
         reason = str(bad).splitlines()[0].rstrip(".")
-        raise BadTable(f"{path}: not a whole Parquet file ({reason})") from None
+        raise TableError(f"{path}: not a whole Parquet file ({reason})") from None
 
 
 def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
@@ -73,15 +73,15 @@ def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
         with open(path, encoding=encoding, newline="") as file:
             first = file.readline()
     except UnicodeDecodeError:
-        raise BadTable(_undecodable(path, encoding, ",")) from None
+        raise TableError(_undecodable(path, encoding, ",")) from None
     except LookupError:
-        raise BadTable(f"{path}: there is no encoding {encoding!r}") from None
+        raise TableError(f"{path}: there is no encoding {encoding!r}") from None
     separator = max(SEPARATORS, key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
     _check_names(path, names)
     if all(_is_number(name) for name in names):
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        raise BadTable(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
+        raise TableError(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
     try:
         reader = pd.read_csv(
             path,
@@ -100,22 +100,22 @@ def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
         with reader:
             yield from reader
     except UnicodeDecodeError:
-        raise BadTable(_undecodable(path, encoding, separator)) from None
+        raise TableError(_undecodable(path, encoding, separator)) from None
     except pd.errors.ParserError as bad:
         reason = str(bad).rpartition("error:")[2].strip() or str(bad)
-        raise BadTable(f"{path}: not a table ({reason})") from None
+        raise TableError(f"{path}: not a table ({reason})") from None
     except pd.errors.EmptyDataError:
-        raise BadTable(f"{path}: the file has no columns; expected a header and rows") from None
+        raise TableError(f"{path}: the file has no columns; expected a header and rows") from None
 
 
 def _check_names(path: Path, names: list[str]) -> None:
     for at, name in enumerate(names, 1):
         if not name:
-            raise BadTable(f"{path}: column {at} of {len(names)} has no name in the header")
+            raise TableError(f"{path}: column {at} of {len(names)} has no name in the header")
     doubled = [name for at, name in enumerate(names) if name in names[:at]]
     if doubled:
         places = [str(at) for at, name in enumerate(names, 1) if name == doubled[0]]
-        raise BadTable(f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each")
+        raise TableError(f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each")
 
 
 def _is_number(text: str) -> bool:
@@ -145,7 +145,7 @@ def _undecodable(path: Path, encoding: str, separator: str) -> str:
 
 
 def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd.Series:
-    """The column as float64 with NaN for missing values, or a `BadTable` that names the first row that is no number."""
+    """The column as float64 with NaN for missing values, or a `TableError` that names the first row that is no number."""
     import numpy as np
     import pandas as pd
 
@@ -155,11 +155,11 @@ def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd
     wrong = converted.isna() & values.notna()
     if wrong.any():
         row = values.index[int(np.argmax(wrong))]
-        raise BadTable(f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}")
+        raise TableError(f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}")
     infinite = np.isinf(converted.to_numpy())
     if infinite.any():
         row = values.index[int(np.argmax(infinite))]
-        raise BadTable(f"{path}: row {row}, column {column!r}: expected a finite number, got {values.loc[row]}")
+        raise TableError(f"{path}: row {row}, column {column!r}: expected a finite number, got {values.loc[row]}")
     return converted
 
 

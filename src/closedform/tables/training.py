@@ -17,7 +17,7 @@ from .. import __version__
 from ..estimators import ClosedFormClassifier, ClosedFormRegressor
 from ..estimators.loop import Plan, Record
 from . import checkpoint, folder, page, predicting, preparing, reading
-from .reading import BadTable
+from .reading import TableError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +60,9 @@ def train(
     table = reading.whole(data, encoding=encoding)
     for column in (target, *categorical):
         if column not in table.columns:
-            raise BadTable(f"{data}: there is no column {column!r}; the columns are {_listed(table.columns)}")
+            raise TableError(f"{data}: there is no column {column!r}; the columns are {_listed(table.columns)}")
     if len(table.columns) < 2:
-        raise BadTable(f"{data}: {target!r} is the only column; expected others to predict it from")
+        raise TableError(f"{data}: {target!r} is the only column; expected others to predict it from")
     table, y, task, remarks = _target(data, table, target, task, categorical)
     found, more = preparing.find(data, table, [c for c in table.columns if c != target], categorical)
     remarks += more
@@ -123,7 +123,7 @@ def _target(
     remarks = []
     missing = table[target].isna()
     if missing.all():
-        raise BadTable(f"{data}: column {target!r}: all {len(table)} rows are missing; expected a target")
+        raise TableError(f"{data}: column {target!r}: all {len(table)} rows are missing; expected a target")
     if missing.any():
         remarks.append(f"{int(missing.sum())} rows without {target!r} are left out")
         table = table[~missing]
@@ -139,16 +139,16 @@ def _target(
     if task == "regression":
         y = reading.numbers(data, target, values, hint="; --task classification takes it as classes").to_numpy()
         if np.ptp(y) == 0:
-            raise BadTable(f"{data}: column {target!r}: every row is {y[0]:g}; there is nothing to predict")
+            raise TableError(f"{data}: column {target!r}: every row is {y[0]:g}; there is nothing to predict")
     else:
         y = reading.texts(values).to_numpy().astype(str)
-        labels, counts = np.unique(y, return_counts=True)
+        labels, _counts = np.unique(y, return_counts=True)
         if len(labels) < 2:
-            raise BadTable(f"{data}: column {target!r}: every row is {labels[0]!r}; expected at least two classes")
+            raise TableError(f"{data}: column {target!r}: every row is {labels[0]!r}; expected at least two classes")
         if len(labels) > max(2, len(y) // 2):
-            raise BadTable(f"{data}: column {target!r}: {len(labels)} classes in {len(y)} rows are too many")
+            raise TableError(f"{data}: column {target!r}: {len(labels)} classes in {len(y)} rows are too many")
     if len(y) < 4:
-        raise BadTable(f"{data}: {len(y)} rows with a target; expected at least 4 to train and test on")
+        raise TableError(f"{data}: {len(y)} rows with a target; expected at least 4 to train and test on")
     return table, y, task, remarks
 
 
@@ -178,9 +178,7 @@ def _baselines(task: str, estimator: Any, seed: int) -> dict[str, Any]:
     from sklearn.preprocessing import StandardScaler
 
     ridge = RidgeCV if task == "regression" else RidgeClassifierCV
-    plain = type(estimator)(
-        rule="learned", members=1, weight_decay=0.0, max_iter=estimator.max_iter, random_state=seed
-    )
+    plain = type(estimator)(rule="learned", members=1, weight_decay=0.0, max_iter=estimator.max_iter, random_state=seed)
     return {
         "ridge": make_pipeline(StandardScaler(), ridge(alphas=np.logspace(-3, 4, 15))),
         "plain Adam network": plain,
