@@ -407,17 +407,22 @@ def test_bad_data_leaves_a_fitted_model_as_it_was():
     X, y = table(60)
     model = ClosedFormRegressor(max_iter=2, random_state=0, warm_start=True).fit(X, y)
     before = model.predict(X)
-    for bad_X, bad_y, weight in (
-        (X[:, :3], y, None),
-        (np.where(X > 5, np.nan, X), y, None),
-        (X, y[:-1], None),
-        (X, np.stack([y, y], 1), None),
-        (X, y, np.zeros(60)),
-        (X, y, -np.ones(60)),
-        (X, np.array(["a"] * 60), None),
+    model.warm_start = False
+    with pytest.raises(ValueError, match="NaN"):  # a new fit may have other columns, but not if it fails
+        model.fit(X[:, :3], np.where(y > 1e3, np.nan, y))
+    assert np.array_equal(model.predict(X), before)
+    model.warm_start = True
+    for bad_X, bad_y, weight, message in (
+        (X[:, :3], y, None, "3 features"),
+        (np.where(X > 5, np.nan, X), y, None, "NaN"),
+        (X, y[:-1], None, "inconsistent"),
+        (X, np.stack([y, y], 1), None, "1 outputs as in the first fit, got 2"),
+        (X, y, np.zeros(60), "zero"),
+        (X, y, -np.ones(60), "[Nn]egative"),
+        (X, np.array(["a"] * 60), None, "y must be numbers"),
     ):
         for method in (model.fit, model.partial_fit):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=message):
                 method(bad_X, bad_y, sample_weight=weight)
             assert np.array_equal(model.predict(X), before)
 

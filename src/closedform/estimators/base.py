@@ -156,6 +156,7 @@ class Estimator(BaseEstimator):
                 self._missed = missed if self._missed is None else self._missed.lerp(missed, 0.05)
             self.loss_curve_ = [*self.loss_curve_, loss / Y.size]
             self.n_iter_ += 1
+            assert self._missed is not None
             self.shares_ = _shares(self._missed)
             self._finish()
             self.temperature_ = getattr(self, "temperature_", 1.0)
@@ -190,15 +191,21 @@ class Estimator(BaseEstimator):
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        X, y, sample_weight = numpy(X), numpy(y), numpy(sample_weight)
-        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=False)
-        Y = self._encoded(y, reset=reset)
-        if sample_weight is None:
-            return X, Y, None
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weight.any():
-            raise ValueError("every sample_weight is zero: there is nothing to fit")
-        return X, Y, weight
+        """Inputs, encoded targets and weights; where something is wrong with them, the estimator stays as it was."""
+        before = dict(self.__dict__)
+        try:
+            X, y = validate_data(self, numpy(X), numpy(y), reset=reset, dtype=np.float64, multi_output=True)
+            Y = self._encoded(y, reset=reset)
+            if sample_weight is None:
+                return X, Y, None
+            weight = _check_sample_weight(numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+            if not weight.any():
+                raise ValueError("every sample_weight is zero: there is nothing to fit")
+            return X, Y, weight
+        except Exception:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
         self._rows_fitted = len(X)  # decides what "auto" means
@@ -242,20 +249,16 @@ class Estimator(BaseEstimator):
         check_activation(self.activation)
         if not isinstance(self.rule, Rule) and self.rule not in ("proximal", "kalman", "learned"):
             raise ValueError(f'rule must be "proximal", "kalman", "learned" or a closedform rule, got {self.rule!r}')
-        _check_auto("lam", self.lam, lambda v: isinstance(v, Real) and 0 < v < math.inf, "a positive number")
-        _check_auto("members", self.members, lambda v: isinstance(v, Integral) and v > 0, "a positive integer")
-        _check_auto(
-            "weight_decay", self.weight_decay, lambda v: isinstance(v, Real) and 0 <= v < math.inf, "a number from 0 on"
-        )
-        _check_auto(
-            "learning_rate", self.learning_rate, lambda v: isinstance(v, Real) and 0 < v < math.inf, "a positive number"
-        )
-        _check_auto("batch_size", self.batch_size, lambda v: isinstance(v, Integral) and v > 0, "a positive integer")
-        _check_auto("max_iter", self.max_iter, lambda v: isinstance(v, Integral) and v > 0, "a positive integer")
-        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
+        _check_auto("lam", self.lam, _is_positive, "a positive number")
+        _check_auto("members", self.members, _is_count, "a positive integer")
+        _check_auto("weight_decay", self.weight_decay, lambda v: v == 0 or _is_positive(v), "a number from 0 on")
+        _check_auto("learning_rate", self.learning_rate, _is_positive, "a positive number")
+        _check_auto("batch_size", self.batch_size, _is_count, "a positive integer")
+        _check_auto("max_iter", self.max_iter, _is_count, "a positive integer")
+        if not _is_positive(self.validation_fraction) or not self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
         patience = self.n_iter_no_change
-        if patience is not None and (not isinstance(patience, Integral) or patience < 1):
+        if patience is not None and not _is_count(patience):
             raise ValueError(f"n_iter_no_change must be a positive integer or None, got {patience!r}")
         if self.backbone is not None and not isinstance(self.backbone, nn.Module):
             raise ValueError(f"backbone must be a torch.nn.Module or None, got {type(self.backbone).__name__}")
@@ -392,8 +395,16 @@ def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) > 0
+
+
 def _are_sizes(sizes: Any) -> bool:
-    return isinstance(sizes, (tuple, list)) and len(sizes) > 0 and all(isinstance(s, Integral) and s > 0 for s in sizes)
+    return isinstance(sizes, (tuple, list)) and len(sizes) > 0 and all(map(_is_count, sizes))
 
 
 def _check_auto(name: str, value: Any, good: Callable[[Any], bool], expected: str) -> None:

@@ -83,7 +83,9 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
             weight = torch.ones_like(truth, dtype=torch.float64)
             if rows.weight is not None:
                 weight = rows.weight[low : low + CHUNK].double().expand(len(held), -1)
-            outputs.append(predicted[held]), labels.append(truth[held]), weights.append(weight[held])
+            outputs.append(predicted[held])
+            labels.append(truth[held])
+            weights.append(weight[held])
         mean = torch.from_numpy(self.target_mean_).to(rows.x.device)
         self.temperature_ = _temperature(torch.cat(outputs) + mean, torch.cat(labels), torch.cat(weights))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def _plain(name: str, value: Any) -> Any:
     if name == "random_state" and not isinstance(value, (int, np.integer, type(None))):
         return None  # a generator; its draws are in the weights
     if isinstance(value, rules.Rule):
-        known = asdict(value) if type(value).__name__ in RULES else {}
+        known = dict(vars(value)) if type(value).__name__ in RULES else {}
         if not known or any(not isinstance(v, (*_PLAIN, type(None))) for v in known.values()):
             raise ValueError(f"the rule {value} cannot be saved: only {', '.join(RULES)} with plain numbers can")
         return {"rule": type(value).__name__, **known}

@@ -31,7 +31,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         a rule object such as `closedform.Ridge(beta=1.0)`, or "learned": an ordinary network, to compare with.
     lam : lambda in sum units, or "auto": relative to the features (`closedform.lambdas.relative`). Under "proximal" it
         follows the learning rate; under "kalman" it is the precision of the prior.
-    members : how many networks are averaged; "auto" is 8, or 3 for more than 4000 rows, and 1 with a backbone or a rule object.
+    members : how many networks are averaged; "auto" is 8, or 3 for more than 4000 rows; 1 with a backbone or a rule object.
     weight_decay : of every member, decoupled; "auto" gives each its own, from none to strong.
     learning_rate : of Adam at the start; it falls to zero along half a cosine. "auto" is 0.01, less for many inputs, and
         0.001 for a backbone.
@@ -87,7 +87,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
 
     def _shape_layer(self) -> None:
         if self._one_dimensional:
-            self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
+            self.coef_, self.intercept_ = self.coef_[0], float(np.atleast_1d(self.intercept_)[0])
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> ClosedFormRegressor:
         """Take in more rows: one pass over them, at a constant rate. The first call fixes the standardisation."""

@@ -67,7 +67,7 @@ def render(
     facts = {
         "task": model.task,
         "rows": f"{outcome.train_rows:,} to train, {outcome.test_rows:,} to test",
-        "columns": f"{len(model.preparation.numbers)} numbers, {len(model.preparation.categories)} categories",
+        "columns": f"{len(model.preparation.numbers)} of numbers, {len(model.preparation.categories)} of categories",
         "epochs": str(model.estimator.n_iter_),
     }
     listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())

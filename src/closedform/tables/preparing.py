@@ -97,9 +97,8 @@ def transformer(preparation: Preparation) -> Any:
         steps.append(("numbers", SimpleImputer(strategy="median", add_indicator=True), p.numbers))
         rows |= {c: [m, np.nan if gap else m] for c, m, gap in zip(p.numbers, p.medians, p.gaps)}
     if p.categories:
-        encoder = OneHotEncoder(
-            categories=[np.array(v, dtype=object) for v in p.values], handle_unknown="ignore", sparse_output=False
-        )
+        known: Any = [np.array(v, dtype=object) for v in p.values]
+        encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
         steps.append(("categories", encoder, p.categories))
         rows |= {c: [v[0], v[-1]] for c, v in zip(p.categories, p.values)}
     return ColumnTransformer(steps, verbose_feature_names_out=False).fit(pd.DataFrame(rows))

@@ -115,7 +115,9 @@ def _check_names(path: Path, names: list[str]) -> None:
     doubled = [name for at, name in enumerate(names) if name in names[:at]]
     if doubled:
         places = [str(at) for at, name in enumerate(names, 1) if name == doubled[0]]
-        raise TableError(f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each")
+        raise TableError(
+            f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each"
+        )
 
 
 def _is_number(text: str) -> bool:
@@ -151,11 +153,13 @@ def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd
 
     if pd.api.types.is_bool_dtype(values) and not values.hasnans:
         return values.astype(np.float64)
-    converted = pd.to_numeric(values, errors="coerce").astype(np.float64)
+    converted = pd.Series(pd.to_numeric(values, errors="coerce"), index=values.index, dtype=np.float64)
     wrong = converted.isna() & values.notna()
     if wrong.any():
         row = values.index[int(np.argmax(wrong))]
-        raise TableError(f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}")
+        raise TableError(
+            f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}"
+        )
     infinite = np.isinf(converted.to_numpy())
     if infinite.any():
         row = values.index[int(np.argmax(infinite))]
@@ -186,7 +190,7 @@ def is_numeric(values: pd.Series) -> bool:
     given = values.dropna()
     if not len(given) or pd.api.types.is_datetime64_any_dtype(given):
         return False
-    return bool(pd.to_numeric(given, errors="coerce").notna().mean() >= 0.9)
+    return bool(pd.Series(pd.to_numeric(given, errors="coerce")).notna().mean() >= 0.9)
 
 
 def _short(value: Any) -> str:

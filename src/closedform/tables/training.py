@@ -126,7 +126,7 @@ def _target(
         raise TableError(f"{data}: column {target!r}: all {len(table)} rows are missing; expected a target")
     if missing.any():
         remarks.append(f"{int(missing.sum())} rows without {target!r} are left out")
-        table = table[~missing]
+        table = table.loc[~missing]
     values = table[target]
     numeric = target not in categorical and reading.is_numeric(values)
     if task == "auto":
@@ -197,7 +197,7 @@ def _importance(pipeline: Any, given: pd.DataFrame, y: np.ndarray, seed: int) ->
         chosen = np.random.default_rng(seed).choice(len(given), IMPORTANCE_ROWS, replace=False)
         given, y = given.iloc[chosen], y[chosen]
     scoring = "neg_root_mean_squared_error" if np.issubdtype(y.dtype, np.number) else "accuracy"
-    found = permutation_importance(pipeline, given, y, n_repeats=5, random_state=seed, scoring=scoring)
+    found: Any = permutation_importance(pipeline, given, y, n_repeats=5, random_state=seed, scoring=scoring)
     order = np.argsort(-found.importances_mean)
     return [(given.columns[k], float(found.importances_mean[k]), float(found.importances_std[k])) for k in order]
 
