@@ -291,7 +291,7 @@ class Estimator(BaseEstimator):
         return min(256, max(32, 2 ** round(math.log2(max(n, 1) / 60))))
 
     def _plan(self, n: int, seed: int) -> Plan:
-        epochs = int(self.max_iter) if self.max_iter != "auto" else max(10, min(60, round(60 * (1000 / n) ** 0.3)))
+        epochs = int(self.max_iter) if self.max_iter != "auto" else max(10, min(55, round(55 * (1000 / n) ** 0.3)))
         return Plan(self._batch_size(n), epochs, seed, self.n_iter_no_change if self.early_stopping else None)
 
     def _rate(self, inputs: int) -> float:
@@ -382,7 +382,7 @@ def _shares(errors: Tensor) -> np.ndarray:
 
 def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:
     """The member of `Networks` as a module, for rules that only `ClosedFormLinear` knows."""
-    kinds = {"gelu": lambda: nn.GELU(approximate="tanh"), "silu": nn.SiLU, "relu": nn.ReLU, "tanh": nn.Tanh}
+    kinds = {"gelu": nn.GELU, "silu": nn.SiLU, "relu": nn.ReLU, "tanh": nn.Tanh}
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
     for a, b in zip(sizes, sizes[1:]):

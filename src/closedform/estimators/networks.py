@@ -30,9 +30,7 @@ class Activation(NamedTuple):
 
 # backward takes the gradient, what went in and what came out
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": Activation(
-        lambda h: _aten.gelu(h, approximate="tanh"), lambda g, h, a: _aten.gelu_backward(g, h, approximate="tanh")
-    ),
+    "gelu": Activation(_aten.gelu, lambda g, h, a: _aten.gelu_backward(g, h)),
     "silu": Activation(_aten.silu, lambda g, h, a: _aten.silu_backward(g, h)),
     "relu": Activation(torch.relu, lambda g, h, a: _aten.threshold_backward(g, a, 0)),
     "tanh": Activation(torch.tanh, lambda g, h, a: _aten.tanh_backward(g, a)),
@@ -226,7 +224,8 @@ class Networks:
             change, ok = self._kalman(X, XT, residual, weight, factor)
         else:
             change, ok = self._proximal(X, XT, residual, factor)
-        change = torch.where((ok & torch.isfinite(change).all(2).all(1))[:, None, None], change, 0.0)
+        total = change.sum((1, 2))
+        change = torch.where((ok & (total - total == 0))[:, None, None], change, 0.0)  # not finite minus itself is NaN
         self.head += change
         return torch.baddbmm(residual, X, change, alpha=-1)
 

@@ -36,7 +36,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     learning_rate : of Adam at the start; it falls to zero along half a cosine. "auto" is 0.01, less for many inputs, and
         0.001 for a backbone.
     batch_size : "auto" is 32 up to some thousand rows and grows to 256.
-    max_iter : epochs; "auto" is 60 up to 1000 rows, and fewer for more of them.
+    max_iter : epochs; "auto" is 55 up to 1000 rows, and fewer for more of them.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
     validation_fraction : the share of the rows that each member holds out, another one each.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls
