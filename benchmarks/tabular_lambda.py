@@ -61,7 +61,9 @@ def main() -> None:
             best = min(GRID, key=lambda lam: np.mean(found[str(lam)]))
             ratio = float(np.mean(found["auto"]) / np.mean(found[str(best)]))
             rows.append({"set": name, "batch": batch, "best": best, "auto_over_best": ratio, "mse": found})
-            print(name, batch, f"auto / best {ratio:.3f}", {k: f"{np.mean(v):.3g}" for k, v in found.items()}, flush=True)
+            print(
+                name, batch, f"auto / best {ratio:.3f}", {k: f"{np.mean(v):.3g}" for k, v in found.items()}, flush=True
+            )
             body = {"question": "lam=auto against a grid", "environment": environment("cpu"), "rows": rows}
             (args.out / "tabular_lambda-cpu.json").write_text(json.dumps(body, indent=1) + "\n")
 

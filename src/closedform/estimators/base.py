@@ -25,8 +25,9 @@ from .networks import Memory, Networks, check_activation
 from .prepare import folds, merged, moments, numpy, one_thread
 
 # Found by the experiments in docs/tabular.md, on tables' validation shares.
-# Levels from little noise to much: weight decay, and lambda over the mean diagonal of the Gram matrix
-LEVELS = ((0.0, 1.0), (0.03, 2.0), (0.2, 5.0), (1.0, 20.0))
+# Levels from little noise to much: weight decay, and how many rows the last layer remembers at the full learning rate:
+# lambda is so many times the mean square of a feature
+LEVELS = ((0.0, 32.0), (0.03, 64.0), (0.2, 160.0), (1.0, 640.0))
 ALONE = 1  # the level of a single member
 SMALL = 4000  # rows up to which there are two members of each level, which hold out different rows; above, one of each
 LARGE_LEVELS = 3  # of the levels above that, where so much decay as the last has never helped
@@ -300,10 +301,11 @@ class Estimator(BaseEstimator):
             return float(self.learning_rate)
         return RATE * min(1.0, math.sqrt(RATE_INPUTS / inputs))
 
-    def _memory(self, members: int) -> Memory:
+    def _memory(self, members: int, n: int) -> Memory:
         lam = None if self.lam == "auto" else float(self.lam)
         kind = self.rule
-        ratio = tuple(ratio for _, ratio in self._levels(members)) if kind == "proximal" else lambdas.AUTO_RATIO
+        batch = min(n, self._batch_size(n))
+        ratio = tuple(rows / batch for _, rows in self._levels(members)) if kind == "proximal" else lambdas.AUTO_RATIO
         forget = FORGET[ALONE] if members == 1 else tuple(FORGET[k % len(FORGET)] for k in range(members))
         return Memory(kind, lam, ratio, forget)  # pyright: ignore[reportArgumentType]
 
@@ -323,7 +325,7 @@ class Estimator(BaseEstimator):
                 outputs,
                 members=members,
                 activation=self.activation,
-                memory=self._memory(members),
+                memory=self._memory(members, n),
                 weight_decay=self._decays(members),
                 seed=seed,
                 learning_rate=self._rate(inputs),
@@ -336,7 +338,7 @@ class Estimator(BaseEstimator):
             backbone,
             outputs,
             example=self._inputs(X[:2]).float(),
-            memory=self.rule if isinstance(self.rule, Rule) else self._memory(1),
+            memory=self.rule if isinstance(self.rule, Rule) else self._memory(1, n),
             weight_decay=self._decays(1)[0],
             learning_rate=self._rate(inputs) if self.backbone is None else self._rate(1) / 10,
             seed=seed,
