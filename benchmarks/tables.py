@@ -140,6 +140,17 @@ def tabular_times() -> str:
     return _markdown(head, body)
 
 
+def tabular_search() -> str:
+    """Validation error over the default's: geometric mean, where the change helps most, and where it harms most."""
+    body = []
+    for row in _rows("tabular_search-cpu"):
+        ratios = row["ratios"]
+        low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+        ends = ["", ""] if row["variant"] == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
+        body.append([row["variant"], f"{row['over_default']:.3f}", *ends, f"{row['seconds']:.0f}"])
+    return _markdown(["change", "error / default's", "best", "worst", "seconds"], body)
+
+
 def tabular_lambda() -> str:
     """Test error of "auto" over that of the best lambda of the grid, which stands in brackets."""
     cells: dict[str, dict[int, str]] = {}
@@ -152,6 +163,6 @@ def tabular_lambda() -> str:
 
 if __name__ == "__main__":
     for table in (
-        solve_time, step_overhead, memory, tabular_errors, tabular_wins, tabular_times, tabular_lambda
+        solve_time, step_overhead, memory, tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search
     ):  # fmt: skip
         print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")
