@@ -1,6 +1,6 @@
 """What was tried for the defaults of the estimators: one change at a time, on validation rows only.
 
-    CLOSEDFORM_DATA=... python benchmarks/tabular_search.py [--variants default kalman ...] [--quick]
+    CLOSEDFORM_DATA=... python benchmarks/tabular_search.py [--variants kalman ...] [--problems yacht ...] [--quick]
 
 The problems are the training rows of split 0 of the nine UCI tables (at most 4,000 of them), 2,000 molecules of QM9 with 12
 targets, and five made ones: Friedman's first and second, steps, a plane with much noise, and a table with gaps, whose few
@@ -110,10 +110,11 @@ def error(x: np.ndarray, y: np.ndarray, settings: dict) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--quick", action="store_true", help="two problems, two variants")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    problems = dict(PROBLEMS)
+    problems = {name: PROBLEMS[name] for name in args.problems}
     variants = ["default", *(v for v in args.variants if v != "default")]
     if args.quick:
         problems, variants = {"yacht": PROBLEMS["yacht"], "plane": plane}, ["default", "one member"]

@@ -393,6 +393,7 @@ def test_a_rule_that_is_code_cannot_be_saved(tmp_path):
         ("validation_fraction", 1.0, "validation_fraction must be"),
         ("n_iter_no_change", 0, "n_iter_no_change must be"),
         ("backbone", "resnet", "backbone must be a torch.nn.Module"),
+        ("device", "abacus", 'device must be "auto", "cpu" or, where there is such a GPU, "cuda", got .abacus'),
     ],
 )
 def test_a_bad_parameter_is_named(parameter, value, message):
@@ -410,6 +411,11 @@ def test_bad_data_leaves_a_fitted_model_as_it_was():
     model.warm_start = False
     with pytest.raises(ValueError, match="NaN"):  # a new fit may have other columns, but not if it fails
         model.fit(X[:, :3], np.where(y > 1e3, np.nan, y))
+    assert np.array_equal(model.predict(X), before)
+    model.backbone = torch.nn.Linear(99, 2)  # fails after the rows were looked at
+    with pytest.raises(RuntimeError, match="shapes"):
+        model.fit(X[:, :3], y)
+    model.backbone = None
     assert np.array_equal(model.predict(X), before)
     model.warm_start = True
     for bad_X, bad_y, weight, message in (

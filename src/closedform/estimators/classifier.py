@@ -56,17 +56,16 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ClosedFormClassifier:
         """Take in more rows: one pass over them, at a constant rate. `classes` names all of them at the first call."""
         first = not hasattr(self, "engine_")
-        if first:
-            if classes is None:
-                raise ValueError("classes must be passed on the first call to partial_fit.")
-            self.classes_, self._given_classes = np.unique(classes), True
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+        if first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"classes={classes!r} is not the same as on last call to partial_fit, was: {self.classes_}"
             )
-        try:
+        with self._unchanged_on_error():
+            if first:
+                self.classes_, self._given_classes = np.unique(classes), True
             self._partial_fit(X, y, sample_weight, first=first)
-        finally:
             self._given_classes = False
         return self
 

@@ -53,4 +53,4 @@ def hooks(path: Path, identity: str, shown: Callable[[Record, Plan], None]) -> d
         write(path, identity, record, engine)
         shown(record, plan)
 
-    return {"resume": lambda _: read(path, identity), "on_epoch": on_epoch}
+    return {"resume": lambda: read(path, identity), "on_epoch": on_epoch}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -205,8 +204,3 @@ def _importance(pipeline: Any, given: pd.DataFrame, y: np.ndarray, seed: int) ->
 def _listed(names: Any) -> str:
     names = [repr(name) for name in names]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def forget(out: Path) -> None:
-    """Remove what an unfinished training left."""
-    shutil.rmtree(out.with_name(out.name + ".partial"), ignore_errors=True)
