@@ -1,8 +1,9 @@
-"""The tables of the README from the committed results: python benchmarks/tables.py"""
+"""The tables of the README and of docs/tabular.md from the committed results: python benchmarks/tables.py"""
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
@@ -103,6 +104,104 @@ def diagnose_overhead() -> str:
     return _markdown(head, body)
 
 
+MODELS = ("closedform", "MLP", "Adam", "learned", "LightGBM")
+
+
+def _by_set() -> dict[str, list[dict]]:
+    sets: dict[str, list[dict]] = {}
+    for row in _rows("tabular-cpu"):
+        sets.setdefault(row["set"], []).append(row)
+    return sets
+
+
+def _mean(rows: list[dict], what: str, model: str) -> float:
+    return statistics.fmean(row[what][model] for row in rows)
+
+
+def tabular_errors() -> str:
+    """Test RMSE, mean over the splits and its standard error; the mean rank over all splits."""
+    body = []
+    for name, rows in _by_set().items():
+        cells = []
+        best = min(MODELS, key=lambda model: _mean(rows, "rmse", model))
+        for model in MODELS:
+            values = [row["rmse"][model] for row in rows]
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+            shown = f"{statistics.fmean(values):.3g} ± {error:.1g}"
+            cells.append(f"**{shown}**" if model == best else shown)
+        body.append([name, f"{rows[0]['rows']:,}", str(len(rows)), *cells])
+    ranks = []
+    for model in MODELS:
+        places = [
+            statistics.fmean(sorted(row["rmse"].values()).index(row["rmse"][model]) + 1 for row in rows)
+            for rows in _by_set().values()
+        ]
+        ranks.append(f"{statistics.fmean(places):.2f}")
+    body.append(["mean rank", "", "", *ranks])
+    return _markdown(["table", "rows", "splits", *MODELS], body)
+
+
+def tabular_wins() -> str:
+    """On how many tables closedform has the lower mean error, and on how many by more than two standard errors of the
+    difference; and where it loses."""
+    body = []
+    for model in MODELS[1:]:
+        better, clearly, lost, clearly_lost = 0, 0, [], []
+        for name, rows in _by_set().items():
+            gaps = [row["rmse"][model] - row["rmse"]["closedform"] for row in rows]
+            mean = statistics.fmean(gaps)
+            error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("inf")
+            better, clearly = better + (mean > 0), clearly + (mean > 2 * error)
+            if mean <= 0:
+                lost.append(name)
+            if mean < -2 * error:
+                clearly_lost.append(name)
+        body.append([model, str(better), str(clearly), ", ".join(lost) or "none", ", ".join(clearly_lost) or "none"])
+    return _markdown(["against", "lower on", "clearly lower on", "not lower on", "clearly higher on"], body)
+
+
+def tabular_times() -> str:
+    """Seconds of the processor to fit, one thread, and epochs; then the same 20 epochs for both, on splits 0 to 2."""
+    body, sums = [], dict.fromkeys((*MODELS, "a", "b", "c"), 0.0)
+    for name, rows in _by_set().items():
+        times = {model: _mean(rows, "seconds", model) for model in MODELS}
+        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
+        keys = ("closedform", "closedform, one member", "MLP")
+        times |= {k: statistics.fmean(row[key] for row in same) for k, key in zip("abc", keys)}
+        for key, value in times.items():
+            sums[key] += value
+        epochs = "{:.0f} / {:.0f}".format(*(_mean(rows, "epochs", model) for model in ("closedform", "MLP")))
+        body.append([name, *(f"{times[model]:.2f}" for model in MODELS), epochs, *(f"{times[k]:.2f}" for k in "abc")])
+    n = len(body)
+    body.append(["mean", *(f"{sums[m] / n:.2f}" for m in MODELS), "", *(f"{sums[k] / n:.2f}" for k in "abc")])
+    head = ["table", *MODELS, "epochs, closedform / MLP", "20: closedform", "20: one member", "20: MLP"]
+    return _markdown(head, body)
+
+
+def tabular_search() -> str:
+    """Validation error over the default's: geometric mean, where the change helps most, and where it harms most."""
+    body = []
+    for row in _rows("tabular_search-cpu"):
+        ratios = row["ratios"]
+        low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+        ends = ["", ""] if row["variant"] == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
+        body.append([row["variant"], f"{row['over_default']:.3f}", *ends, f"{row['seconds']:.0f}"])
+    return _markdown(["change", "error / default's", "best", "worst", "seconds"], body)
+
+
+def tabular_lambda() -> str:
+    """Test error of "auto" over that of the best lambda of the grid, which stands in brackets."""
+    cells: dict[str, dict[int, str]] = {}
+    for row in _rows("tabular_lambda-cpu"):
+        cells.setdefault(row["set"], {})[row["batch"]] = f"{row['auto_over_best']:.2f} ({row['best']:g})"
+    batches = sorted({batch for row in cells.values() for batch in row})
+    body = [[name, *(row.get(batch, "") for batch in batches)] for name, row in cells.items()]
+    return _markdown(["table", *(f"batch {batch}" for batch in batches)], body)
+
+
 if __name__ == "__main__":
-    for table in (qm9, solve_time, step_overhead, memory, diagnose_overhead):
+    for table in (
+        qm9, solve_time, step_overhead, memory, diagnose_overhead,
+        tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
+    ):  # fmt: skip
         print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

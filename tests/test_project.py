@@ -130,3 +130,25 @@ def test_the_cuda_kernels_in_tritons_interpreter():
     """The kernels compute the same function on the CPU, one program at a time; on a GPU see test_gpu.py."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, str(ROOT / "tests" / "interpret_kernels.py")], check=True, env=environment)
+
+
+def test_the_tables_of_docs_tabular_are_the_committed_results():
+    page = (ROOT / "docs" / "tabular.md").read_text()
+    made = tables()
+    for table in (made.tabular_errors, made.tabular_wins, made.tabular_times, made.tabular_lambda, made.tabular_search):
+        assert table() in page, table.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tabular", "tabular_lambda", "tabular_search"])
+def test_the_benchmarks_on_tables_run(name, tmp_path):
+    pytest.importorskip("lightgbm")
+    from closedform.data import tabular as uci
+
+    try:
+        uci.path()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    script = ROOT / "benchmarks" / f"{name}.py"
+    subprocess.run([sys.executable, str(script), "--quick", "--out", str(tmp_path)], check=True, capture_output=True)
+    assert json.loads((tmp_path / f"{name}-cpu.json").read_text())["rows"]

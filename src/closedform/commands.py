@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from .sweeps.grid import SweepError
+from .tables import commands as tables
 
 
 def application() -> typer.Typer:
@@ -27,6 +28,7 @@ def application() -> typer.Typer:
     app.command()(report)
     app.command()(claims)
     app.command()(thin)
+    tables.register(app)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
     for figure in (landscape, theory, qm9, cifar100, timing):

@@ -1,0 +1,14 @@
+"""Estimators for tables that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, and `load`.
+
+Needs the extra `sklearn`: pip install 'closedform[sklearn]'.
+"""
+
+from ..extras import require
+
+require("closedform.estimators", "sklearn", "sklearn")
+
+from .classifier import ClosedFormClassifier  # noqa: E402
+from .files import load  # noqa: E402
+from .regressor import ClosedFormRegressor  # noqa: E402
+
+__all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "load"]

@@ -1,0 +1,132 @@
+"""`ClosedFormClassifier`: classification on a table, by squared loss on one-hot targets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import CHUNK, Estimator
+from .loop import Rows
+
+
+class ClosedFormClassifier(ClassifierMixin, Estimator):
+    """Classification by small neural networks whose last layer is solved in closed form at every step.
+
+    The networks fit one-hot targets by least squares, as in the paper, and the largest output is the class. Probabilities
+    are a softmax of the outputs with one temperature, which the rows that were held out choose (1 without such rows).
+    Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `temperature_`.
+
+    Examples
+    --------
+    >>> from closedform.estimators import ClosedFormClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(300, 2)); y = np.where(X[:, 0] * X[:, 1] > 0, "same", "other")
+    >>> model = ClosedFormClassifier(random_state=0).fit(X[:200], y[:200])
+    >>> model.score(X[200:], y[200:]) > 0.9
+    True
+    """
+
+    def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        if reset and not getattr(self, "_given_classes", False):
+            self.classes_ = np.unique(y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has the class {unknown[0]!r}, which is not among {list(self.classes_)}")
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs at least two classes, got one class: {self.classes_[0]!r}")
+        return np.eye(len(self.classes_))[np.searchsorted(self.classes_, y)]
+
+    def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # one scale for all classes, or rare ones would count more
+        return weight @ Y / weight.sum(), np.ones(Y.shape[1])
+
+    def _shape_layer(self) -> None:
+        pass
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ClosedFormClassifier:
+        """Take in more rows: one pass over them, at a constant rate. `classes` names all of them at the first call."""
+        first = not hasattr(self, "engine_")
+        if first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"classes={classes!r} is not the same as on last call to partial_fit, was: {self.classes_}"
+            )
+        with self._unchanged_on_error():
+            if first:
+                self.classes_, self._given_classes = np.unique(classes), True
+            self._partial_fit(X, y, sample_weight, first=first)
+            self._given_classes = False
+        return self
+
+    def _calibrate(self, rows: Rows) -> None:
+        """The temperature of least cross-entropy on the rows that members held out, each by its own member."""
+        self.temperature_ = 1.0
+        if rows.held is None:
+            return
+        outputs, labels, weights = [], [], []
+        for low in range(0, len(rows.x), CHUNK):
+            held = rows.held[:, low : low + CHUNK]
+            predicted = self.engine_.predictions(self.engine_.features(rows.x[low : low + CHUNK]))
+            truth = rows.y[low : low + CHUNK].argmax(1).expand(len(held), -1)
+            weight = torch.ones_like(truth, dtype=torch.float64)
+            if rows.weight is not None:
+                weight = rows.weight[low : low + CHUNK].double().expand(len(held), -1)
+            outputs.append(predicted[held])
+            labels.append(truth[held])
+            weights.append(weight[held])
+        mean = torch.from_numpy(self.target_mean_).to(rows.x.device)
+        self.temperature_ = _temperature(torch.cat(outputs) + mean, torch.cat(labels), torch.cat(weights))
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The outputs, `(n, classes)`; for two classes their difference, positive for the second."""
+        check_is_fitted(self)
+        outputs = self._outputs(X)
+        return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+
+    def predict(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        decision = self.decision_function(X)
+        return self.classes_[(decision > 0).astype(int) if decision.ndim == 1 else decision.argmax(1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, in the order of `classes_`."""
+        check_is_fitted(self)
+        outputs = self._outputs(X) * self.temperature_
+        outputs = np.exp(outputs - outputs.max(1, keepdims=True))
+        return outputs / outputs.sum(1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        return np.log(self.predict_proba(X))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = True
+        return tags
+
+
+def _temperature(outputs: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """The factor on the outputs between 1/10 and 100 that minimises cross-entropy, which is convex in it, by golden section.
+
+    >>> _temperature(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]), torch.ones(2)) > 99
+    True
+    """
+
+    def loss(t: float) -> float:
+        return float((weights * F.cross_entropy(outputs * t, labels, reduction="none")).sum())
+
+    low, high, ratio = math.log(0.1), math.log(100.0), (math.sqrt(5) - 1) / 2
+    for _ in range(30):
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, b) if loss(math.exp(a)) < loss(math.exp(b)) else (a, high)
+    return math.exp((low + high) / 2)

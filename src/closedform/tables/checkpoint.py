@@ -1,0 +1,56 @@
+"""Where a training stood after its last epoch, in one file, written whole after every epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..estimators.loop import Engine, Plan, Record
+from ..files import atomic
+
+FILE = "checkpoint.safetensors"
+
+
+def write(path: Path, identity: str, record: Record, engine: Engine) -> None:
+    from safetensors.torch import save
+
+    tensors = {f"engine.{name}": tensor for name, tensor in engine.state().items()}
+    tensors |= {f"kept.{name}": tensor for name, tensor in record.kept.items()}
+    numbers = {k: v for k, v in vars(record).items() if k != "kept"}
+    head = json.dumps({"identity": identity, "record": numbers})
+    data = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, metadata={"training": head})
+    with atomic(path) as file:
+        file.write(data)
+
+
+def read(path: Path, identity: str) -> tuple[Record, dict[str, Tensor]] | None:
+    """What `write` wrote for this identity (the data and all settings); None where there is nothing, or of another."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            head = json.loads((file.metadata() or {}).get("training", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, json.JSONDecodeError):
+        return None
+    if head.get("identity") != identity:
+        return None
+    record = Record(**head["record"])
+    record.kept = {name[len("kept.") :]: t for name, t in tensors.items() if name.startswith("kept.")}
+    return record, {name[len("engine.") :]: t for name, t in tensors.items() if name.startswith("engine.")}
+
+
+def hooks(path: Path, identity: str, shown: Callable[[Record, Plan], None]) -> dict[str, Any]:
+    """The arguments of an estimator's `_fit` that write after every epoch and go on from what is there."""
+
+    def on_epoch(record: Record, engine: Engine, plan: Plan) -> None:
+        write(path, identity, record, engine)
+        shown(record, plan)
+
+    return {"resume": lambda: read(path, identity), "on_epoch": on_epoch}

@@ -1,0 +1,118 @@
+"""The commands `closedform train` and `closedform predict`."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..extras import require
+
+
+class Task(str, enum.Enum):
+    auto = "auto"
+    regression = "regression"
+    classification = "classification"
+
+
+Encoding = Annotated[str, typer.Option(help="Of a CSV file.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(train)
+    app.command()(predict)
+
+
+def train(
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="Columns to take as categories: names, comma-separated or repeated.")
+    ] = None,
+    task: Annotated[Task, typer.Option(help="What the target is.")] = Task.auto,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; NAME-model beside the file otherwise.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="A number that suits the table otherwise.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split and the training.")] = 0,
+    encoding: Encoding = "utf-8-sig",
+) -> None:
+    """Train on a table and write a folder: the model, a report page and predictions for the rows it was tested on.
+
+    A fifth of the rows is kept for the test. Killed at any time, the same command goes on from the last epoch.
+    """
+    require("closedform train", "sklearn", "sklearn", "safetensors")
+    from . import training
+
+    console = Console()
+    folder = out or data.with_name(f"{data.stem}-model")
+    names = [name.strip() for entry in categorical or [] for name in entry.split(",") if name.strip()]
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    try:
+        with Progress(
+            *columns, TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console
+        ) as progress:
+            bar = progress.add_task("reading", total=None, note="")
+
+            def shown(record: Any, plan: Any) -> None:
+                error = min(record.held[-1]) if record.held else record.loss[-1]
+                note = f"{'held-out' if record.held else 'training'} error {error:.4g}"
+                progress.update(bar, total=plan.epochs, completed=record.epoch, note=note)
+
+            outcome = training.train(
+                data,
+                target,
+                folder,
+                categorical=names,
+                task=task.value,
+                seed=seed,
+                max_iter=epochs,
+                encoding=encoding,
+                shown=shown,
+                stage=lambda text: progress.update(bar, description=text),
+            )
+            progress.update(bar, description="finished")
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from the last epoch.")
+        sys.exit(130)
+    _show(console, outcome, folder)
+
+
+def _show(console: Console, outcome: Any, folder: Path) -> None:
+    from .page import sentence
+
+    for remark in outcome.remarks:
+        console.print(remark[0].upper() + remark[1:] + ".", highlight=False)
+    title = f"{outcome.metric} on {outcome.test_rows:,} test rows ({outcome.train_rows:,} to train)"
+    table = Table(title=title)
+    for name in ("model", outcome.metric, "/ closedform", "seconds"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    own, best = outcome.scores["closedform"], min(outcome.scores.values())
+    for name, score in outcome.scores.items():
+        shown = f"[bold green]{score:.4g}[/]" if score == best else f"{score:.4g}"
+        ratio = f"{score / own:.2f}" if own else ""
+        table.add_row(name, shown, ratio, f"{outcome.seconds[name]:.2f}")
+    console.print(table)
+    console.print(sentence(outcome), highlight=False, soft_wrap=True)
+    console.print(f"\nModel: {folder}    report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A folder that closedform train wrote.")],
+    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns, of any length.")],
+    out: Annotated[Path | None, typer.Option(help="NAME-predictions.csv beside the file otherwise.")] = None,
+    encoding: Encoding = "utf-8-sig",
+) -> None:
+    """Predict for every row of a table, piece by piece, so that a file larger than memory works too."""
+    require("closedform predict", "sklearn", "sklearn", "safetensors")
+    from .predicting import predict as run
+
+    path = out or data.with_name(f"{data.stem}-predictions.csv")
+    console = Console()
+    with console.status("predicting") as status:
+        rows = run(model, data, path, encoding=encoding, progress=lambda done: status.update(f"{done:,} rows"))
+    console.print(f"{rows:,} rows: {path}", highlight=False, soft_wrap=True)

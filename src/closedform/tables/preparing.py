@@ -1,0 +1,104 @@
+"""What is done to a table before the network: scikit-learn's transformers, chosen by column, and the same again from JSON.
+
+Missing numbers become the median, with a column that says so; texts become one column for each frequent value. Everything
+that fitting finds is in a `Preparation` of plain numbers and texts; `transformer` builds the scikit-learn object from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import reading
+from .reading import TableError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 64  # values of a category that get a column; rarer ones share the absence of all
+LEAST = 2  # rows that a value must have
+ABSENT = "(missing)"
+
+
+@dataclass
+class Preparation:
+    """Columns of numbers with their medians and whether values were missing; categories with their frequent values."""
+
+    numbers: list[str]
+    medians: list[float]
+    gaps: list[bool]
+    categories: list[str]
+    values: list[list[str]]
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.numbers, *self.categories]
+
+
+def find(
+    path: Path, table: pd.DataFrame, columns: Sequence[str], categorical: Sequence[str]
+) -> tuple[Preparation, list[str]]:
+    """The preparation of a table's columns, and remarks about those left out."""
+    found = Preparation([], [], [], [], [])
+    remarks = []
+    for column in columns:
+        values = table[column]
+        if values.isna().all():
+            raise TableError(f"{path}: column {column!r}: all {len(values)} rows are missing; expected some values")
+        if column not in categorical and reading.is_numeric(values):
+            hint = f"; --categorical {column} takes the column as texts"
+            given = reading.numbers(path, column, values, hint=hint)
+            found.numbers.append(column)
+            found.medians.append(float(given.median()))
+            found.gaps.append(bool(given.isna().any()))
+            continue
+        counts = reading.texts(values).fillna(ABSENT).value_counts()
+        frequent = sorted(counts[counts >= LEAST].index[:MOST].tolist())
+        if len(frequent) < 2 and len(counts) > 1:
+            remarks.append(f"column {column!r} is left out: nearly all its values are different")
+        elif len(counts) == 1:
+            remarks.append(f"column {column!r} is left out: all its values are equal")
+        else:
+            found.categories.append(column)
+            found.values.append(frequent)
+    if not found.columns:
+        raise TableError(f"{path}: no column is left to predict from")
+    return found, remarks
+
+
+def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataFrame:
+    """The columns that the transformer takes, checked: numbers as float64, categories as texts."""
+    import pandas as pd
+
+    for column in preparation.columns:
+        if column not in table.columns:
+            raise TableError(f"{path}: there is no column {column!r}; the model needs it")
+    parts: dict[str, Any] = {c: reading.numbers(path, c, table[c]) for c in preparation.numbers}
+    parts |= {c: reading.texts(table[c]).fillna(ABSENT) for c in preparation.categories}
+    return pd.DataFrame(parts, index=table.index)
+
+
+def transformer(preparation: Preparation) -> Any:
+    """The fitted scikit-learn transformer. It is fitted on two rows made so that it finds what is known already: an imputer
+    finds the median of one value, an encoder is told its categories. So no private attribute has to be set."""
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import OneHotEncoder
+
+    p = preparation
+    steps = []
+    rows: dict[str, Any] = {}
+    if p.numbers:
+        steps.append(("numbers", SimpleImputer(strategy="median", add_indicator=True), p.numbers))
+        rows |= {c: [m, np.nan if gap else m] for c, m, gap in zip(p.numbers, p.medians, p.gaps)}
+    if p.categories:
+        known: Any = [np.array(v, dtype=object) for v in p.values]
+        encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
+        steps.append(("categories", encoder, p.categories))
+        rows |= {c: [v[0], v[-1]] for c, v in zip(p.categories, p.values)}
+    return ColumnTransformer(steps, verbose_feature_names_out=False).fit(pd.DataFrame(rows))

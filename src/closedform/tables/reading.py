@@ -1,0 +1,198 @@
+"""CSV and Parquet files as data frames of texts and numbers, whole or in pieces; what is wrong with one, in one sentence.
+
+CSV cells come as texts and are turned into numbers column by column, so that a piece of a file means the same as the whole
+of it. Rows count from 1, the header not counted.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEPARATORS = ",;\t|"
+PIECE = 20_000  # rows
+SUFFIXES = {".parquet", ".pq"}
+MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
+
+
+class TableError(ValueError):
+    """Something is wrong with a file; the message names it, the column and the row."""
+
+
+def pieces(path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE) -> Iterator[pd.DataFrame]:
+    """The table in pieces of so many rows, at constant memory; the index counts rows from 1."""
+    path = Path(path)
+    if not path.is_file():
+        raise TableError(f"{path}: there is no such file")
+    if path.stat().st_size == 0:
+        raise TableError(f"{path}: the file is empty; expected a header and rows")
+    reader = _parquet(path, rows) if path.suffix.lower() in SUFFIXES else _csv(path, encoding, rows)
+    start = 1
+    for piece in reader:
+        if not len(piece):
+            continue
+        piece.index = range(start, start + len(piece))
+        start += len(piece)
+        yield piece
+
+
+def whole(path: Path, *, encoding: str = "utf-8-sig") -> pd.DataFrame:
+    """The whole table; at least two rows."""
+    import pandas as pd
+
+    parts = list(pieces(path, encoding=encoding))
+    table = pd.concat(parts) if parts else pd.DataFrame()
+    if len(table) < 2:
+        raise TableError(f"{path}: the table has {len(table)} row{'s' * (len(table) != 1)}; expected at least 2")
+    return table
+
+
+def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        _check_names(path, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=rows):
+            yield batch.to_pandas()
+    except (pyarrow.ArrowException, OSError) as bad:
+        reason = str(bad).splitlines()[0].rstrip(".")
+        raise TableError(f"{path}: not a whole Parquet file ({reason})") from None
+
+
+def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    try:
+        with open(path, encoding=encoding, newline="") as file:
+            first = file.readline()
+    except UnicodeDecodeError:
+        raise TableError(_undecodable(path, encoding, ",")) from None
+    except LookupError:
+        raise TableError(f"{path}: there is no encoding {encoding!r}") from None
+    separator = max(SEPARATORS, key=first.count)
+    names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
+    _check_names(path, names)
+    if all(_is_number(name) for name in names):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise TableError(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
+    try:
+        reader = pd.read_csv(
+            path,
+            sep=separator,
+            encoding=encoding,
+            dtype=str,
+            header=0,
+            names=names,
+            index_col=False,
+            na_values=MISSING,
+            keep_default_na=False,
+            skipinitialspace=True,
+            chunksize=rows,
+            on_bad_lines="error",
+        )
+        with reader:
+            yield from reader
+    except UnicodeDecodeError:
+        raise TableError(_undecodable(path, encoding, separator)) from None
+    except pd.errors.ParserError as bad:
+        reason = str(bad).rpartition("error:")[2].strip() or str(bad)
+        raise TableError(f"{path}: not a table ({reason})") from None
+    except pd.errors.EmptyDataError:
+        raise TableError(f"{path}: the file has no columns; expected a header and rows") from None
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    for at, name in enumerate(names, 1):
+        if not name:
+            raise TableError(f"{path}: column {at} of {len(names)} has no name in the header")
+    doubled = [name for at, name in enumerate(names) if name in names[:at]]
+    if doubled:
+        places = [str(at) for at, name in enumerate(names, 1) if name == doubled[0]]
+        raise TableError(
+            f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _undecodable(path: Path, encoding: str, separator: str) -> str:
+    """Where the first bytes stand that are not of the encoding."""
+    name = "utf-8" if encoding == "utf-8-sig" else encoding
+    names: list[str] = []
+    with open(path, "rb") as file:
+        for row, line in enumerate(file):
+            try:
+                text = line.decode(encoding)
+                names = names or [n.strip() for n in next(csv.reader([text], delimiter=separator), [])]
+            except UnicodeDecodeError as bad:
+                column = line[: bad.start].count(separator.encode())
+                shown = repr(names[column]) if column < len(names) else str(column + 1)
+                where = f"row {row}, column {shown}" if row else f"the header, column {column + 1}"
+                found = line[bad.start : bad.start + 1].hex()
+                return f"{path}: {where} is not {name} text (byte 0x{found}); --encoding names another, such as latin-1"
+    return f"{path}: not {name} text; --encoding names another, such as latin-1"
+
+
+def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd.Series:
+    """The column as float64 with NaN for missing values, or a `TableError` that names the first row that is no number."""
+    import numpy as np
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(values) and not values.hasnans:
+        return values.astype(np.float64)
+    converted = pd.Series(pd.to_numeric(values, errors="coerce"), index=values.index, dtype=np.float64)
+    wrong = converted.isna() & values.notna()
+    if wrong.any():
+        row = values.index[int(np.argmax(wrong))]
+        raise TableError(
+            f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}"
+        )
+    infinite = np.isinf(converted.to_numpy())
+    if infinite.any():
+        row = values.index[int(np.argmax(infinite))]
+        raise TableError(f"{path}: row {row}, column {column!r}: expected a finite number, got {values.loc[row]}")
+    return converted
+
+
+def texts(values: pd.Series) -> pd.Series:
+    """The column as texts, None for missing values; a whole number has no decimal point, however it was stored."""
+    import pandas as pd
+
+    def text(value: Any) -> str | None:
+        if value is None or (not isinstance(value, str) and pd.isna(value)):
+            return None
+        if isinstance(value, float) and value.is_integer():
+            return str(int(value))
+        return str(value).strip()
+
+    return pd.Series([text(value) for value in values], index=values.index, dtype=object)
+
+
+def is_numeric(values: pd.Series) -> bool:
+    """Whether a column is one of numbers: nearly all of its values are, so that one that is not is a mistake."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        return True
+    given = values.dropna()
+    if not len(given) or pd.api.types.is_datetime64_any_dtype(given):
+        return False
+    return bool(pd.Series(pd.to_numeric(given, errors="coerce")).notna().mean() >= 0.9)
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:37] + "...'"

@@ -1,0 +1,471 @@
+"""The scikit-learn estimators: every check of scikit-learn's own, and what those do not look at."""
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+pytest.importorskip("safetensors")
+
+import joblib
+import pandas as pd
+from sklearn.base import clone
+from sklearn.datasets import make_classification
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import closedform as cf
+from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
+from closedform.estimators.prepare import folds, merged, moments
+
+FAST = {"max_iter": 15, "random_state": 0}
+
+
+def table(n=240, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (n, 4)) * [1, 100, 0.01, 1] + [0, 1e4, 0, 5]
+    z = (X - [0, 1e4, 0, 5]) / [0.6, 60, 0.006, 0.6]
+    return X, 1e3 + 50 * (np.sin(2 * z[:, 0]) + z[:, 1] * z[:, 2])
+
+
+def classes(n=240, seed=0, k=3):
+    X, y = make_classification(n, 6, n_informative=4, n_classes=k, class_sep=1.5, random_state=seed)
+    return X, np.array(["red", "green", "blue", "grey"])[y]
+
+
+# ---- scikit-learn's own checks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ClosedFormRegressor, ClosedFormClassifier])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning", "ignore::DeprecationWarning")
+def test_every_check_of_scikit_learn(kind):
+    """None is excused. One skips itself unless an environment variable is set before scipy is imported: see the next test,
+    which also takes the defaults; here the fits are short."""
+    results = check_estimator(kind(max_iter=12, members=4), on_fail="raise")
+    assert len(results) > 50
+    other = {r["check_name"]: r["status"] for r in results if r["status"] != "passed"}
+    assert other in ({}, {"check_array_api_input": "skipped"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made", ["ClosedFormRegressor()", "ClosedFormClassifier()", "ClosedFormRegressor(rule='kalman')",
+             "ClosedFormRegressor(rule='learned')", "ClosedFormRegressor(early_stopping=False, members=1)"]
+)  # fmt: skip
+def test_every_check_with_the_array_api_on(made):
+    code = (
+        "from closedform.estimators import *\nfrom sklearn.utils.estimator_checks import check_estimator\n"
+        f"print({{r['status'] for r in check_estimator({made}, on_fail='raise')}})"
+    )
+    environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "{'passed'}"
+
+
+# ---- Predictions ---------------------------------------------------------------------------------
+
+
+def test_it_learns_what_a_linear_model_cannot():
+    X, y = table(400)
+    model = ClosedFormRegressor(random_state=0).fit(X[:300], y[:300])
+    assert model.score(X[300:], y[300:]) > 0.97
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("rule", ["proximal", "kalman", "learned", cf.Ridge(beta=10.0)])
+def test_a_prediction_is_the_last_layer_on_the_features(outputs, rule):
+    X, y = table()
+    Y = np.stack([y, -2 * y + 5, X[:, 0]], 1)[:, :outputs]
+    Y = Y.ravel() if outputs == 1 else Y
+    model = ClosedFormRegressor(rule=rule, **FAST).fit(X, Y)
+    assert model.predict(X).shape == Y.shape
+    np.testing.assert_allclose(model.features(X) @ model.coef_.T + model.intercept_, model.predict(X), rtol=1e-12)
+    assert model.coef_.shape == (model.features(X).shape[1],) if outputs == 1 else (outputs, model.coef_.shape[1])
+
+
+def test_units_do_not_matter():
+    """Targets and inputs in other units give the same predictions in those units."""
+    X, y = table()
+    one = ClosedFormRegressor(**FAST).fit(X, y).predict(X)
+    other = ClosedFormRegressor(**FAST).fit(X * 1024, y * 2**-20).predict(X * 1024) * 2**20
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not():
+    X, y = table()
+    a, b, c = (ClosedFormRegressor(max_iter=5, random_state=s).fit(X, y).predict(X) for s in (1, 1, 2))
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    X, y = table()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        a = ClosedFormRegressor(max_iter=3, random_state=0).fit(X, y).predict(X)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(a, ClosedFormRegressor(max_iter=3, random_state=0).fit(X, y).predict(X))
+
+
+def test_arrays_frames_and_tensors_are_the_same():
+    X, y = table()
+    expected = ClosedFormRegressor(max_iter=3, random_state=0).fit(X, y).predict(X)
+    frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    model = ClosedFormRegressor(max_iter=3, random_state=0).fit(frame, pd.Series(y))
+    assert model.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    assert np.array_equal(model.predict(frame), expected)
+    tensors = ClosedFormRegressor(max_iter=3, random_state=0).fit(torch.tensor(X), torch.tensor(y))
+    assert np.array_equal(tensors.predict(torch.tensor(X)), expected)
+
+
+def test_a_weight_is_a_repetition_also_in_many_batches():
+    X, y = table(150)
+    weight = np.random.default_rng(0).integers(0, 3, 150)
+    a = ClosedFormRegressor(**FAST).fit(X, y, sample_weight=weight)
+    b = ClosedFormRegressor(**FAST).fit(X.repeat(weight, 0)[::-1], y.repeat(weight)[::-1])
+    assert np.array_equal(a.predict(X), b.predict(X))
+    assert not np.allclose(a.predict(X), ClosedFormRegressor(**FAST).fit(X, y).predict(X))
+
+
+def test_standard_deviations_of_the_kalman_rule():
+    """Larger far from the data; near it, about as large as the noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (600, 2))
+    y = np.sin(3 * X[:, 0]) + 0.3 * rng.normal(size=600)
+    model = ClosedFormRegressor(rule="kalman", max_iter=40, random_state=0).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_array_equal(mean, model.predict(X))
+    assert std.shape == y.shape
+    assert 0.2 < std.mean() < 0.45
+    _, far = model.predict(10 * X, return_std=True)
+    assert far.mean() > 1.5 * std.mean()
+    with pytest.raises(ValueError, match='return_std needs rule="kalman".*proximal'):
+        ClosedFormRegressor(**FAST).fit(X, y).predict(X, return_std=True)
+
+
+def test_early_stopping_keeps_noise_out():
+    """Pure noise: with held-out rows the prediction stays near the mean."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 10)), rng.normal(size=300)
+    kept = ClosedFormRegressor(random_state=0).fit(X, y)
+    to_the_end = ClosedFormRegressor(random_state=0, early_stopping=False).fit(X, y)
+    assert np.std(kept.predict(X[:1] + rng.normal(size=(500, 10)))) < np.std(
+        to_the_end.predict(X[:1] + rng.normal(size=(500, 10)))
+    )
+    assert to_the_end.validation_curve_ == []
+    assert len(kept.validation_curve_) == len(kept.loss_curve_) == kept.n_iter_
+
+
+def test_few_rows_and_constant_columns():
+    for n in (1, 2, 3, 7):
+        X, y = table(n)
+        X[:, 1] = 3.0
+        assert np.isfinite(ClosedFormRegressor(max_iter=3).fit(X, y).predict(X)).all()
+    constant = ClosedFormRegressor(**FAST).fit(X, np.full(7, 4.0))
+    np.testing.assert_allclose(constant.predict(X), 4.0)
+
+
+# ---- Continuing ----------------------------------------------------------------------------------
+
+
+def test_partial_fit_learns_from_a_stream():
+    X, y = table(4000)
+    model = ClosedFormRegressor(random_state=0)
+    for low in range(0, 3600, 400):
+        model.partial_fit(X[low : low + 400], y[low : low + 400])
+    early = ClosedFormRegressor(random_state=0).partial_fit(X[:400], y[:400])
+    assert model.n_iter_ == 9
+    assert model.score(X[3600:], y[3600:]) > max(0.8, early.score(X[3600:], y[3600:]))
+
+
+def test_partial_fit_of_classes():
+    X, y = classes(1200)
+    model = ClosedFormClassifier(random_state=0)
+    with pytest.raises(ValueError, match="classes must be passed"):
+        model.partial_fit(X[:100], y[:100])
+    model.partial_fit(X[:100][y[:100] == "red"], y[:100][y[:100] == "red"], classes=["red", "green", "blue"])
+    for low in range(0, 1000, 100):
+        model.partial_fit(X[low : low + 100], y[low : low + 100])
+    assert model.score(X[1000:], y[1000:]) > 0.8
+    with pytest.raises(ValueError, match="'pink'"):
+        model.partial_fit(X[:3], np.array(["red", "pink", "blue"]))
+
+
+def test_warm_start_goes_on():
+    X, y = table()
+    model = ClosedFormRegressor(warm_start=True, **FAST).fit(X, y)
+    first = model.loss_curve_[0]
+    model.fit(X, y)
+    assert model.loss_curve_[0] < first / 2
+    cold = ClosedFormRegressor(**FAST).fit(X, y).fit(X, y)
+    assert cold.loss_curve_[0] == first
+
+
+# ---- Backbones -----------------------------------------------------------------------------------
+
+
+def test_any_module_can_be_the_backbone():
+    X, y = table(400)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.BatchNorm1d(32), torch.nn.SiLU(), torch.nn.Dropout(0.05))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    model = ClosedFormRegressor(backbone=net, learning_rate=0.01, max_iter=60, random_state=0).fit(X[:300], y[:300])
+    assert model.score(X[300:], y[300:]) > 0.7
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert model.coef_.shape == (32,)
+    bad = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Unflatten(1, (2, 3)))
+    with pytest.raises(ValueError, match=r"the backbone must map \(n, 4\) to features"):
+        ClosedFormRegressor(backbone=bad).fit(X, y)
+
+
+# ---- Classifier ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_classes_and_probabilities(k):
+    X, y = classes(500, k=k)
+    model = ClosedFormClassifier(random_state=0, max_iter=40).fit(X[:400], y[:400])
+    p = model.predict_proba(X[400:])
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert np.array_equal(model.classes_[p.argmax(1)], model.predict(X[400:]))
+    assert model.score(X[400:], y[400:]) > 0.85
+    flat = log_loss(y[400:], np.full_like(p, 1 / k), labels=model.classes_)
+    assert log_loss(y[400:], p, labels=model.classes_) < 0.6 * flat
+
+
+def test_the_temperature_makes_probabilities_honest():
+    """Coin flips get probabilities near one half, certain classes near one."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 3))
+    coin = ClosedFormClassifier(random_state=0, max_iter=30).fit(X, rng.integers(0, 2, 600))
+    sure = ClosedFormClassifier(random_state=0, max_iter=30).fit(X, (X[:, 0] > 0).astype(int))
+    assert sure.predict_proba(X).max(1).mean() > 0.95
+    assert coin.predict_proba(rng.normal(size=(600, 3))).max(1).mean() < 0.65
+
+
+# ---- In scikit-learn's company -------------------------------------------------------------------
+
+
+def test_pipeline_search_and_cross_validation():
+    X, y = table(120)
+    pipe = make_pipeline(StandardScaler(), ClosedFormRegressor(max_iter=4, members=2, random_state=0))
+    assert len(cross_val_score(pipe, X, y, cv=3)) == 3
+    grid = {"closedformregressor__lam": ["auto", 1.0], "closedformregressor__rule": ["proximal", "kalman"]}
+    search = GridSearchCV(pipe, grid, cv=2).fit(X, y)
+    assert len(search.cv_results_["params"]) == 4
+    copy = clone(search.best_estimator_)
+    assert not hasattr(copy[-1], "coef_")
+
+
+@pytest.mark.parametrize("rule", ["proximal", "kalman", cf.Kalman(forget=0.95)])
+def test_pickles_and_joblib(rule, tmp_path):
+    X, y = table(100)
+    model = ClosedFormRegressor(rule=rule, **FAST).fit(X, y)
+    joblib.dump(model, tmp_path / "model.joblib")
+    for copy in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model.joblib")):
+        assert np.array_equal(copy.predict(X), model.predict(X))
+        a, b = copy.partial_fit(X, y).predict(X), pickle.loads(pickle.dumps(model)).partial_fit(X, y).predict(X)
+        assert np.array_equal(a, b)
+
+
+# ---- Files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["proximal", "kalman", "learned", cf.Proximal(lam=5.0)])
+def test_save_and_load(rule, tmp_path):
+    X, y = table(100)
+    frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    model = ClosedFormRegressor(rule=rule, **FAST).fit(frame, y)
+    again = load(model.save(tmp_path / "model.safetensors"))
+    assert again.get_params() == model.get_params()
+    assert np.array_equal(again.predict(frame), model.predict(frame))
+    assert again.loss_curve_ == model.loss_curve_
+    assert again.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    if rule == "kalman":
+        assert np.array_equal(again.predict(frame, return_std=True)[1], model.predict(frame, return_std=True)[1])
+    assert np.array_equal(again.partial_fit(frame, y).predict(frame), model.partial_fit(frame, y).predict(frame))
+
+
+@pytest.mark.parametrize("labels", [np.array([3, 7]), np.array([True, False]), np.array(["ja", "nein"]), [0.5, 1.5]])
+def test_save_and_load_a_classifier(labels, tmp_path):
+    X, y = classes(100, k=2)
+    y = np.asarray(labels)[(y == "red").astype(int)]
+    if y.dtype == float:
+        y = y.astype(object).astype(str)
+    model = ClosedFormClassifier(**FAST).fit(X, y)
+    again = load(model.save(tmp_path / "model.safetensors"))
+    assert again.classes_.dtype == model.classes_.dtype
+    assert np.array_equal(again.predict(X), model.predict(X))
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+def test_a_backbone_is_given_again(tmp_path):
+    X, y = table(100)
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())  # noqa: E731
+    model = ClosedFormRegressor(backbone=make(), **FAST).fit(X, y)
+    path = model.save(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"backbone of class Sequential: load\(path, backbone=...\)"):
+        load(path)
+    assert np.array_equal(load(path, backbone=make()).predict(X), model.predict(X))
+    with pytest.raises(ValueError, match="of another backbone"):
+        load(path, backbone=torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh()))
+
+
+def test_loading_executes_nothing(tmp_path):
+    """A pickle that would run code when read, under our file's name, is refused and not run."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    path = tmp_path / "model.safetensors"
+    for data in (pickle.dumps(Bomb()), _torch_saved(Bomb()), b"", b"\xff" * 100):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            load(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def _torch_saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def test_a_damaged_or_foreign_file_is_named(tmp_path):
+    from safetensors.torch import save_file
+
+    X, y = table(60)
+    path = ClosedFormRegressor(max_iter=2).fit(X, y).save(tmp_path / "model.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+        load(path)
+    save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="holds tensors, but no closedform estimator"):
+        load(path)
+    save_file({"a": torch.zeros(2)}, path, metadata={"closedform": json.dumps({"format": 99})})
+    with pytest.raises(ValueError, match="format 99"):
+        load(path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_rule_that_is_code_cannot_be_saved(tmp_path):
+    X, y = table(60)
+    model = ClosedFormRegressor(rule=cf.Proximal(lam=lambda step: 1.0), max_iter=2).fit(X, y)
+    with pytest.raises(ValueError, match="cannot be saved"):
+        model.save(tmp_path / "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- Bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    [
+        ("hidden_layer_sizes", (), "hidden_layer_sizes"),
+        ("hidden_layer_sizes", 64, "hidden_layer_sizes"),
+        ("hidden_layer_sizes", (64, 0), "hidden_layer_sizes"),
+        ("activation", "sine", "activation must be one of gelu"),
+        ("rule", "ridge", "rule must be"),
+        ("lam", 0.0, 'lam must be "auto" or a positive number, got 0.0'),
+        ("lam", "automatic", "lam must be"),
+        ("members", 0, "members must be"),
+        ("weight_decay", -1.0, "weight_decay must be"),
+        ("learning_rate", float("inf"), "learning_rate must be"),
+        ("batch_size", 2.5, "batch_size must be"),
+        ("max_iter", 0, "max_iter must be"),
+        ("validation_fraction", 1.0, "validation_fraction must be"),
+        ("n_iter_no_change", 0, "n_iter_no_change must be"),
+        ("backbone", "resnet", "backbone must be a torch.nn.Module"),
+        ("device", "abacus", 'device must be "auto", "cpu" or, where there is such a GPU, "cuda", got .abacus'),
+    ],
+)
+def test_a_bad_parameter_is_named(parameter, value, message):
+    X, y = table(30)
+    model = ClosedFormRegressor(**{parameter: value})
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, y)
+    assert not hasattr(model, "n_features_in_")
+
+
+def test_bad_data_leaves_a_fitted_model_as_it_was():
+    X, y = table(60)
+    model = ClosedFormRegressor(max_iter=2, random_state=0, warm_start=True).fit(X, y)
+    before = model.predict(X)
+    model.warm_start = False
+    with pytest.raises(ValueError, match="NaN"):  # a new fit may have other columns, but not if it fails
+        model.fit(X[:, :3], np.where(y > 1e3, np.nan, y))
+    assert np.array_equal(model.predict(X), before)
+    model.backbone = torch.nn.Linear(99, 2)  # fails after the rows were looked at
+    with pytest.raises(RuntimeError, match="shapes"):
+        model.fit(X[:, :3], y)
+    model.backbone = None
+    assert np.array_equal(model.predict(X), before)
+    model.warm_start = True
+    for bad_X, bad_y, weight, message in (
+        (X[:, :3], y, None, "3 features"),
+        (np.where(X > 5, np.nan, X), y, None, "NaN"),
+        (X, y[:-1], None, "inconsistent"),
+        (X, np.stack([y, y], 1), None, "1 outputs as in the first fit, got 2"),
+        (X, y, np.zeros(60), "zero"),
+        (X, y, -np.ones(60), "[Nn]egative"),
+        (X, np.array(["a"] * 60), None, "y must be numbers"),
+    ):
+        for method in (model.fit, model.partial_fit):
+            with pytest.raises(ValueError, match=message):
+                method(bad_X, bad_y, sample_weight=weight)
+            assert np.array_equal(model.predict(X), before)
+
+
+def test_the_missing_extra_is_named():
+    code = "import sys; sys.modules['sklearn'] = None; import closedform.estimators"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "closedform.estimators needs sklearn: pip install 'closedform[sklearn]'" in found.stderr
+
+
+# ---- The parts -----------------------------------------------------------------------------------
+
+
+def test_moments_of_columns_of_any_size():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(500, 4)) * [1e-9, 1, 1e9, 0] + [1e-3, 1e8, 0, 0.1]
+    weight = rng.integers(1, 4, 500).astype(float)
+    mean, scale = moments(values, weight)
+    repeated = values.repeat(weight.astype(int), 0)
+    np.testing.assert_allclose(mean, repeated.mean(0), rtol=1e-12, atol=1e-7)
+    np.testing.assert_allclose(scale[:3], repeated.std(0)[:3], rtol=1e-6)
+    assert scale[3] == 1
+
+
+def test_levels_share_their_held_out_rows():
+    held = folds(100, 8, 4, 0.12, seed=0)
+    assert held.sum(1).tolist() == [12] * 8
+    assert torch.equal(held[0], held[3])
+    assert not (held[0] & held[4]).any()
+    assert folds(5, 8, 4, 0.12, seed=0) is None
+
+
+def test_merging_leaves_the_sums_alone():
+    rng = np.random.default_rng(0)
+    X, Y = rng.integers(0, 3, (200, 2)).astype(float), rng.integers(0, 2, (200, 1)).astype(float)
+    weight = rng.integers(0, 3, 200).astype(float)
+    a, b, w = merged(X, Y, weight)
+    assert len(np.unique(np.hstack([a, b]), axis=0)) == len(a) <= 18
+    np.testing.assert_allclose(w @ (a * b), weight @ (X * Y))
+    assert w.sum() == weight.sum()
