@@ -64,6 +64,7 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
             )
         with self._unchanged_on_error():
             if first:
+                assert classes is not None
                 self.classes_, self._given_classes = np.unique(classes), True
             self._partial_fit(X, y, sample_weight, first=first)
             self._given_classes = False
