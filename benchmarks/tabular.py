@@ -1,6 +1,6 @@
 """Defaults against defaults on nine UCI tables with their standard splits: test error, rank and time to fit.
 
-    CLOSEDFORM_DATA=... python benchmarks/tabular.py [--sets boston yacht] [--splits 0 10] [--models closedform MLP] [--quick]
+    CLOSEDFORM_DATA=... python benchmarks/tabular.py [--sets boston ...] [--splits 0 10] [--models MLP ...] [--quick]
 
 Every model gets standardised inputs and targets (scikit-learn's network cannot do without; LightGBM does not mind) and one
 thread, and all else is its default. Models take turns on each split, so that all meet the same machine; times are seconds
