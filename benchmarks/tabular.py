@@ -1,6 +1,6 @@
 """Defaults against defaults on nine UCI tables with their standard splits: test error, rank and time to fit.
 
-    CLOSEDFORM_DATA=... python benchmarks/tabular.py [--sets boston yacht] [--splits 0 10] [--quick]
+    CLOSEDFORM_DATA=... python benchmarks/tabular.py [--sets boston ...] [--splits 0 10] [--models MLP ...] [--quick]
 
 Every model gets standardised inputs and targets (scikit-learn's network cannot do without; LightGBM does not mind) and one
 thread, and all else is its default. Models take turns on each split, so that all meet the same machine; times are seconds
@@ -14,7 +14,7 @@ of the processor, which other work on the machine changes less than the clock. T
   LightGBM    `LGBMRegressor()`
 
 `MLP x` and `closedform x` in the second part of a row: the same number of epochs (20) for both, and their times.
-Results are added to the JSON file, so that runs over some of the splits make up the whole.
+Results are added to the JSON file, so that runs over some of the splits or models make up the whole.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ def timed(model, X: np.ndarray, y: np.ndarray) -> float:
     return time.process_time() - start
 
 
-def one(name: str, split: int) -> dict:
+def one(name: str, split: int, chosen: list[str]) -> dict:
     table = tabular.load(name)
     X, y, X_test, y_test = table.split(split)
     inputs, target = StandardScaler().fit(X), StandardScaler().fit(y[:, None])
     row: dict = {"set": name, "split": split, "rows": len(X), "rmse": {}, "seconds": {}}
-    made = models(split)
+    made = {model: estimator for model, estimator in models(split).items() if model in chosen}
     for model in sorted(made, key=lambda m: (list(made).index(m) + split) % len(made)):  # in turn
         row["seconds"][model] = timed(made[model], inputs.transform(X), target.transform(y[:, None]).ravel())
         predicted = target.inverse_transform(made[model].predict(inputs.transform(X_test))[:, None]).ravel()
         row["rmse"][model] = float(np.sqrt(np.mean((predicted - y_test) ** 2)))
-    row["epochs"] = {"closedform": int(made["closedform"].n_iter_), "MLP": int(made["MLP"].n_iter_)}
-    if split < 3:
+    row["epochs"] = {model: int(made[model].n_iter_) for model in ("closedform", "MLP") if model in made}
+    if split < 3 and {"closedform", "MLP"} <= set(made):
         same = {
             "closedform": ClosedFormRegressor(max_iter=EPOCHS, random_state=split),
             "closedform, one member": ClosedFormRegressor(max_iter=EPOCHS, members=1, random_state=split),
@@ -107,19 +107,23 @@ def one(name: str, split: int) -> dict:
     return row
 
 
-def merged(path: Path, rows: list[dict]) -> list[dict]:
-    """With what the file holds of other splits."""
-    old = json.loads(path.read_text())["rows"] if path.is_file() else []
-    new = {(row["set"], row["split"]) for row in rows}
-    rows = [row for row in old if (row["set"], row["split"]) not in new] + rows
+def merged(path: Path, row: dict) -> list[dict]:
+    """What the file holds, with this row, which may have some of the models only."""
+    rows = {}
+    for old in json.loads(path.read_text())["rows"] if path.is_file() else []:
+        rows[old["set"], old["split"]] = old
+    old = rows.get((row["set"], row["split"]), {})
+    both = {key: old.get(key, {}) | value if isinstance(value, dict) else value for key, value in row.items()}
+    rows[row["set"], row["split"]] = old | both
     names = list(tabular.NAMES.values())
-    return sorted(rows, key=lambda row: (names.index(row["set"]), row["split"]))
+    return sorted(rows.values(), key=lambda row: (names.index(row["set"]), row["split"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="*", default=list(tabular.NAMES.values()))
     parser.add_argument("--splits", nargs=2, type=int, default=(0, 20), help="from the first up to the second")
+    parser.add_argument("--models", nargs="*", default=list(models(0)))
     parser.add_argument("--quick", action="store_true", help="the two smallest tables, one split")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -135,11 +139,11 @@ def main() -> None:
             for name in args.sets:
                 if split >= len(tabular.load(name).tests):
                     continue
-                row = one(name, split)
+                row = one(name, split, args.models)
                 body = {
                     "question": "test error and time to fit of defaults on tables",
                     "environment": environment("cpu"),
-                    "rows": merged(path, [row]),
+                    "rows": merged(path, row),
                 }
                 path.write_text(
                     json.dumps(body, indent=None, separators=(",", ":")).replace('{"set"', '\n{"set"') + "\n"

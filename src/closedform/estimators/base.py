@@ -25,7 +25,7 @@ from .settings import LEVELS, Settings
 
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
 SHARPNESS = 3.0  # a level's share goes with its held-out squared error to this power, inverted
-CHUNK = 8192  # rows predicted at a time
+CHUNK = 2048  # rows predicted at a time
 
 
 class Estimator(Settings):
@@ -190,19 +190,24 @@ class Estimator(Settings):
 
     def features(self, X: Any) -> np.ndarray:
         """What the last layer sees: a prediction is `features(X) @ coef_.T + intercept_`."""
+        return np.concatenate([phi.cpu().numpy() for phi in self._pieces(X)])
+
+    def _pieces(self, X: Any) -> Iterator[Tensor]:
+        """The features, some rows at a time: those of all rows may be more than memory holds."""
         check_is_fitted(self)
         X = validate_data(self, numpy(X), reset=False, dtype=np.float64)
-        with one_thread():
-            parts = [self._features(X[low : low + CHUNK]) for low in range(0, len(X), CHUNK)]
-        return torch.cat(parts).cpu().numpy()
+        for low in range(0, len(X), CHUNK):
+            with one_thread():
+                phi = self._features(X[low : low + CHUNK])
+            yield phi
 
     def _features(self, X: np.ndarray) -> Tensor:
         return self.engine_.features(self._inputs(X).to(self.engine_.device))
 
     def _outputs(self, X: Any) -> np.ndarray:
         """`(n, outputs)` in the units of the targets."""
-        phi = self.features(X)
-        return phi @ np.atleast_2d(self.coef_).T + np.atleast_1d(self.intercept_)
+        W, b = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
+        return np.concatenate([phi.cpu().numpy() @ W + b for phi in self._pieces(X)])
 
     # ---- The engine ------------------------------------------------------------------------------
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import DataConversionWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from .base import CHUNK, Estimator
-from .prepare import numpy, one_thread
+from .base import Estimator
 
 
 class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
@@ -104,11 +103,6 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         shape = (len(outputs),) if self._one_dimensional else outputs.shape
         if not return_std:
             return outputs.reshape(shape)
-        X = validate_data(self, numpy(X), reset=False, dtype=np.float64)
         shares = torch.from_numpy(self.shares_)
-        with one_thread():
-            parts = [
-                self.engine_.variance(self._features(X[low : low + CHUNK]), shares).cpu().numpy()
-                for low in range(0, len(X), CHUNK)
-            ]
+        parts = [self.engine_.variance(phi, shares).cpu().numpy() for phi in self._pieces(X)]
         return outputs.reshape(shape), (np.sqrt(np.concatenate(parts)) * self.target_scale_).reshape(shape)

@@ -17,9 +17,9 @@ from .loop import Plan
 from .networks import Memory, check_activation
 
 # Found by the experiments in docs/tabular.md, on tables' validation shares.
-# Levels from little noise to much: weight decay, and how many rows the last layer remembers at the full learning rate:
-# lambda is so many times the mean square of a feature
-LEVELS = ((0.0, 32.0), (0.03, 64.0), (0.2, 160.0), (1.0, 640.0))
+# Levels from little noise to much: weight decay, and lambda over the mean square of a feature at the full learning rate,
+# which is the number of rows whose weight the old layer has in a solve
+LEVELS = ((0.0, 1.0), (0.03, 4.0), (0.2, 16.0), (1.0, 64.0))
 ALONE = 1  # the level of a single member
 SMALL = 4000  # rows up to which there are two members of each level, which hold out different rows; above, one of each
 LARGE_LEVELS = 3  # of the levels above that, where so much decay as the last has never helped
