@@ -1,0 +1,134 @@
+"""Both layers solved on all rows, for the features as they are: the paper's *re-estimated* evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Union
+
+import torch
+from torch import Tensor
+
+from .. import lambdas, linalg
+from ..lambdas import per_sample
+from .algorithm import DFIV
+from .loop import Data, Split
+
+# Of standardised features and outcomes. Stage two wants more than the paper's 0.01: what of psi the instruments hardly move
+# is divided by almost nothing (on sprites the error fell from 700 to 3).
+BETA_1, BETA_2 = per_sample(1e-4), per_sample(0.1)
+Beta = Union[float, per_sample]
+CHUNK = 4096  # rows whose features are made at a time
+
+
+class Scale(NamedTuple):
+    """Columns are used as `(x - mean) / scale`; a constant column as zero."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.scale
+
+
+def scale_of(x: Tensor) -> Scale:
+    mean, deviation = x.mean(0), x.std(0, unbiased=False)
+    constant = deviation <= 1e-12 * (1 + mean.abs())
+    return Scale(mean, torch.where(constant, torch.inf, deviation))
+
+
+def fit(X: Tensor, Y: Tensor, beta: Beta) -> tuple[Tensor, Tensor]:
+    """Ridge with an intercept that is not penalised: `Y ~ X W^T + b`, beta in sum units or `per_sample`."""
+    lambdas.check(beta, "beta", positive=False)
+    x, y = X.mean(0), Y.mean(0)
+    rows = linalg.Rows(X - x, Y - y, len(X))
+    system = rows if len(X) <= X.shape[1] else rows.moments()
+    if not isinstance(system, linalg.Rows):
+        system.rows = lambda: rows
+    W = linalg.ridge(system, lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long))).update
+    return W, y - W @ x
+
+
+@dataclass
+class Layers:
+    """Re-estimated layers with the standardisation of every network's features."""
+
+    psi: Scale
+    phi: Scale
+    xi: Scale | None
+    W: Tensor
+    b: Tensor
+    w: Tensor
+    c: Tensor
+
+    def _second(self, psi: Tensor, xi: Tensor | None) -> Tensor:
+        """Products without the constant, which is the intercept `c`."""
+        if xi is None or self.xi is None:
+            return psi
+        xi = self.xi(xi)
+        return torch.cat([psi, xi, (psi[:, :, None] * xi[:, None, :]).flatten(1)], 1)
+
+    def structural(self, psi: Tensor, xi: Tensor | None) -> Tensor:
+        """The structural function from the networks' features."""
+        return self._second(self.psi(psi), xi) @ self.w.T + self.c
+
+    def expected(self, phi: Tensor, xi: Tensor | None) -> Tensor:
+        """What stage two predicts of the outcome from instruments (and covariates): its loss on rows that took no part can
+        be measured without knowing the structural function."""
+        return self._second(self.phi(phi) @ self.W.T + self.b, xi) @ self.w.T + self.c
+
+
+@torch.no_grad()
+def outputs(net: torch.nn.Module | None, x: Tensor | None) -> Tensor | None:
+    """Features in float64, some rows at a time."""
+    if net is None or x is None:
+        return None
+    return torch.cat([net(part).double() for part in x.split(CHUNK)])
+
+
+@torch.no_grad()
+def reestimated(model: DFIV, data: Data, split: Split, beta_1: Beta = BETA_1, beta_2: Beta = BETA_2) -> Layers:
+    """Stage one on all its rows, then stage two on all of its own, by ridge on standardised features: so the betas mean the
+    same whatever the scale of the features is."""
+    x1, z1, z2 = data.X[split.first], data.Z[split.first], data.Z[split.second]
+    o2 = None if data.O is None else data.O[split.second]
+    psi, phi, phi2, xi = outputs(model.psi, x1), outputs(model.phi, z1), outputs(model.phi, z2), outputs(model.xi, o2)
+    assert psi is not None and phi is not None and phi2 is not None
+    scales = scale_of(psi), scale_of(phi), None if xi is None else scale_of(xi)
+    W, b = fit(scales[1](phi), scales[0](psi), beta_1)
+    empty = torch.zeros(0, dtype=torch.float64)
+    layers = Layers(*scales, W, b, empty, empty)
+    F = layers._second(scales[1](phi2) @ W.T + b, xi)
+    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2)
+    return layers
+
+
+def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> Tensor:
+    """The structural function by re-estimated layers."""
+    psi = outputs(model.psi, x)
+    assert psi is not None
+    return layers.structural(psi, outputs(model.xi, o))
+
+
+def online(model: DFIV) -> Layers:
+    """The layers of training, as they are."""
+    d, _, q = model.widths
+    W, w = model.first.W, model.second.W
+
+    def unscaled(width: int) -> Scale:
+        return Scale(torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64))
+
+    scales = unscaled(d), unscaled(W.shape[1] - 1), None if model.xi is None else unscaled(q)
+    if model.xi is None:
+        return Layers(*scales, W[:, :-1], W[:, -1], w[:, :-1], w[:, -1])
+    M = w.reshape(len(w), d + 1, q + 1)
+    parts = M[:, :d, q], M[:, d, :q], M[:, :d, :q].flatten(1)
+    return Layers(*scales, W[:, :-1], W[:, -1], torch.cat(parts, 1), M[:, d, q])
+
+
+@torch.no_grad()
+def outcome_loss(model: DFIV, layers: Layers, data: Data) -> float:
+    """Mean squared error of the outcome given instruments, on rows that should have taken no part. It cannot see what of
+    the structural function has mean zero given the instruments."""
+    phi, xi = outputs(model.phi, data.Z), outputs(model.xi, data.O)
+    assert phi is not None
+    return float((layers.expected(phi, xi) - data.y.double()).square().mean())
