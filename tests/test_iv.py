@@ -310,3 +310,18 @@ def test_identification_is_checked():
         linear.two_stage(np.ones((50, 1)), X[:, 0], Z)
     with pytest.raises(ValueError, match="at least as many instruments"):
         linear.two_stage(X[:, :1], X[:, 1], Z, W=Z)  # an instrument that is a control tells nothing
+
+
+def test_free_columns_are_not_penalised():
+    """Against the ridge with a diagonal penalty that is zero there; a huge ridge leaves least squares on them."""
+    g = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(40, k, generator=g, dtype=torch.float64) for k in (5, 2))
+    free = torch.tensor([True, False, True, False, False])
+    W, b = evaluation.fit(X, Y, 3.0, free)
+    x, y = X - X.mean(0), Y - Y.mean(0)
+    expected = torch.linalg.solve(x.T @ x + 3.0 * torch.diag((~free).double()), x.T @ y).T
+    assert relative(W, expected) < 1e-10
+    assert relative(b, Y.mean(0) - expected @ X.mean(0)) < 1e-10
+    W, _ = evaluation.fit(X, Y, 1e14, free)
+    assert relative(W[:, free], torch.linalg.lstsq(x[:, free], y).solution.T) < 1e-9
+    assert float(W[:, ~free].abs().max()) < 1e-9

@@ -36,16 +36,31 @@ def scale_of(x: Tensor) -> Scale:
     return Scale(mean, torch.where(constant, torch.inf, deviation))
 
 
-def fit(X: Tensor, Y: Tensor, beta: Beta) -> tuple[Tensor, Tensor]:
-    """Ridge with an intercept that is not penalised: `Y ~ X W^T + b`, beta in sum units or `per_sample`."""
+def fit(X: Tensor, Y: Tensor, beta: Beta, free: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Ridge with an intercept that is not penalised: `Y ~ X W^T + b`, beta in sum units or `per_sample`. `free` marks
+    columns that are not penalised either: the others are ridge regressed on what these leave (Frisch, Waugh and Lovell)."""
     lambdas.check(beta, "beta", positive=False)
     x, y = X.mean(0), Y.mean(0)
-    rows = linalg.Rows(X - x, Y - y, len(X))
+    X, Y = X - x, Y - y
+    if free is None or not bool(free.any()):
+        W = _ridge(X, Y, beta)
+        return W, y - W @ x
+    A, rest = X[:, free], X[:, ~free]
+    on_A = torch.linalg.lstsq(A, torch.cat([rest, Y], 1), driver="gelsd").solution
+    on_A, of_Y = on_A[:, : rest.shape[1]], on_A[:, rest.shape[1] :]
+    W = torch.zeros(Y.shape[1], X.shape[1], dtype=X.dtype)
+    if rest.shape[1]:
+        W[:, ~free] = _ridge(rest - A @ on_A, Y - A @ of_Y, beta)
+    W[:, free] = of_Y.T - W[:, ~free] @ on_A.T
+    return W, y - W @ x
+
+
+def _ridge(X: Tensor, Y: Tensor, beta: Beta) -> Tensor:
+    rows = linalg.Rows(X, Y, len(X))
     system = rows if len(X) <= X.shape[1] else rows.moments()
     if not isinstance(system, linalg.Rows):
         system.rows = lambda: rows
-    W = linalg.ridge(system, lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long))).update
-    return W, y - W @ x
+    return linalg.ridge(system, lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long))).update
 
 
 @dataclass
@@ -86,19 +101,30 @@ def outputs(net: torch.nn.Module | None, x: Tensor | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def reestimated(model: DFIV, data: Data, split: Split, beta_1: Beta = BETA_1, beta_2: Beta = BETA_2) -> Layers:
+def reestimated(
+    model: DFIV,
+    data: Data,
+    split: Split,
+    beta_1: Beta = BETA_1,
+    beta_2: Beta = BETA_2,
+    free: tuple[int, int, int] = (0, 0, 0),
+) -> Layers:
     """Stage one on all its rows, then stage two on all of its own, by ridge on standardised features: so the betas mean the
-    same whatever the scale of the features is."""
+    same whatever the scale of the features is. The first `free` features of psi, phi and xi are not penalised; where these
+    are treatments, instruments and controls themselves, strong ridges leave a linear model and not zero."""
     x1, z1, z2 = data.X[split.first], data.Z[split.first], data.Z[split.second]
     o2 = None if data.O is None else data.O[split.second]
     psi, phi, phi2, xi = outputs(model.psi, x1), outputs(model.phi, z1), outputs(model.phi, z2), outputs(model.xi, o2)
     assert psi is not None and phi is not None and phi2 is not None
     scales = scale_of(psi), scale_of(phi), None if xi is None else scale_of(xi)
-    W, b = fit(scales[1](phi), scales[0](psi), beta_1)
+    W, b = fit(scales[1](phi), scales[0](psi), beta_1, torch.arange(phi.shape[1]) < free[1])
     empty = torch.zeros(0, dtype=torch.float64)
     layers = Layers(*scales, W, b, empty, empty)
     F = layers._second(scales[1](phi2) @ W.T + b, xi)
-    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2)
+    d, q = psi.shape[1], 0 if xi is None else xi.shape[1]
+    column = torch.arange(F.shape[1])
+    marked = (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
+    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, marked)
     return layers
 
 
@@ -123,6 +149,14 @@ def online(model: DFIV) -> Layers:
     M = w.reshape(len(w), d + 1, q + 1)
     parts = M[:, :d, q], M[:, d, :q], M[:, :d, :q].flatten(1)
     return Layers(*scales, W[:, :-1], W[:, -1], torch.cat(parts, 1), M[:, d, q])
+
+
+@torch.no_grad()
+def treatment_loss(model: DFIV, layers: Layers, data: Data) -> float:
+    """Mean squared error of stage one: of psi, standardised, given the instruments."""
+    psi, phi = outputs(model.psi, data.X), outputs(model.phi, data.Z)
+    assert psi is not None and phi is not None
+    return float((layers.phi(phi) @ layers.W.T + layers.b - layers.psi(psi)).square().mean())
 
 
 @torch.no_grad()
