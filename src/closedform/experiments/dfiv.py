@@ -49,9 +49,9 @@ SETTINGS = ("lr", "lam_1", "lam_2")
 LAM_12 = 1e-4
 RIDGE = evaluation.per_sample(0.1)
 METHODS = (
-    Method("ridge", "ridge, re-estimated", "#c2410c", dashed=False),
+    Method("ridge", "ridge", "#c2410c", dashed=False),
     Method("ridge online", "ridge, online", "#c2410c", dashed=True),
-    Method("proximal", "proximal, re-estimated", "#1d4ed8", dashed=False),
+    Method("proximal", "proximal", "#1d4ed8", dashed=False),
     Method("proximal online", "proximal, online", "#1d4ed8", dashed=True),
 )
 DECADES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
@@ -71,7 +71,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "quick": Size(1000, (64, 500), 40, 5, 4, (1e-3, 5e-3), (10.0,), 1, "pooled"),
-    "cpu": Size(5000, (16, 64, 256, 1024, 2500), 200, 5, 10, (1e-3, 5e-3), (0.1, 10.0, 1e3), 3, "pooled"),
+    "cpu": Size(5000, (16, 64, 256, 1024, 2500), 120, 5, 12, (1e-3, 5e-3), (0.1, 10.0, 1e3), 3, "pooled"),
     "full": Size(
         10_000, (16, 64, 256, 1024, 5000), 1000, 20, 50, (0.001, 0.005, 0.01, 0.05, 0.1), DECADES, 3, "published"
     ),
