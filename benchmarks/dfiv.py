@@ -8,9 +8,13 @@ this kind with one thread; its figures stand in `PUBLISHED`. Ours is Algorithm 3
 
 A setting is chosen on draws of other seeds, by the mean squared error of the *outcome given the instruments* on 5,000 more
 rows: the structural function is looked at only for the errors that are reported. Among what is chosen is which layers
-predict: those of training (online), or re-estimated ones with one of several ridges. Losses within a hundredth of the least
-count as equal, and then a treatment that enters linearly goes before one that does not: the loss cannot see what a function
-does where there are no rows, and the test grid goes there.
+predict: those of training (online), or re-estimated ones with one of several ridges. Settings whose loss is within one
+standard error of the least (of the difference, row by row) count as equal; of these a treatment that enters linearly goes
+first, then the strongest ridge, then the least loss. That loss cannot see what of a function the instruments do not move, nor
+what it does where there are no rows: there the simplest function that the data allow is the best guess.
+
+The five test seeds are of their own: this rule was made after a first one (the least loss) had been seen to fail on sprites
+with seeds 0 to 2.
 
 Seconds are the processor's, one thread, for training and re-estimation; data are made before.
 """
@@ -33,10 +37,9 @@ from closedform.data.iv import Points, Sample
 from closedform.iv import DFIV, Data, Rules, Split, evaluation, networks, reestimated, train
 from closedform.lambdas import per_sample, relative
 
-SEEDS, SEARCH_SEEDS = range(5), {True: (100, 101, 102), False: (100, 101)}  # of demand, and of sprites
+SEEDS, SEARCH_SEEDS = range(10, 15), {True: (100, 101, 102), False: (100, 101)}  # of demand, and of sprites
 VALIDATION = 5000
-EQUAL = 1.01  # times the least loss
-RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of stage two, a sample, after standardisation
+RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of stage two, a sample, after standardisation
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def candidates(task: Task, quick: bool) -> list[Setting]:
         base = Setting(iterations, 256, 1e-2, 10.0, 1.0, 1e-2, 0.0, 2, 4, "linear")
         grid = [
             replace(base, lam_2=lam_2, lam_12=lam_12, treatment=treatment, weight_decay=decay)
-            for lam_2 in (0.1, 1.0, 10.0)
+            for lam_2 in (0.1, 1.0)
             for lam_12 in (1e-2, 1.0)
             for treatment in ("linear", "deep")
             for decay in (0.0, 1.0)
@@ -176,8 +179,8 @@ def layers_of(setting: Setting, model: DFIV, problem: Problem, split: Split) -> 
 
 
 def search(task: Task, quick: bool) -> list[dict]:
-    """Every candidate with its validation losses, the best first."""
-    losses: dict[Setting, list[float]] = {}
+    """Every candidate with its validation losses, the chosen one first."""
+    squares: dict[Setting, list[torch.Tensor]] = {}
     for seed in SEARCH_SEEDS[task.design == "demand"][: 1 if quick else None]:
         problem = Problem(draw(task.design, task.n, seed))
         held = problem.scaled(draw(task.design, VALIDATION, seed + 10_000))
@@ -185,17 +188,22 @@ def search(task: Task, quick: bool) -> list[dict]:
             model, split = trained(task, setting, problem, seed)
             for ridge in (None, *RIDGES):
                 chosen = replace(setting, ridge=ridge)
-                loss = evaluation.outcome_loss(model, layers_of(chosen, model, problem, split), held)
-                losses.setdefault(chosen, []).append(loss * problem.std_y**2)
+                found = evaluation.outcome_losses(model, layers_of(chosen, model, problem, split), held)
+                squares.setdefault(chosen, []).append(found * problem.std_y**2)
             print(f"{task.name}, seed {seed}: {setting}", flush=True)
-    rows = [{"setting": asdict(s), "validation": statistics.fmean(v), "seeds": v} for s, v in losses.items()]
-    least = min(row["validation"] for row in rows)
+    losses = {setting: torch.cat(parts) for setting, parts in squares.items()}
+    rows = [
+        {"setting": asdict(setting), "validation": float(loss.mean()), "as_good": good}
+        for (setting, loss), good in zip(losses.items(), evaluation.as_good(list(losses.values())))
+    ]
+    return sorted(rows, key=_rank)
 
-    def rank(row: dict) -> tuple:
-        equal = row["validation"] <= EQUAL * least
-        return not equal, equal and row["setting"]["treatment"] != "linear", row["validation"]
 
-    return sorted(rows, key=rank)
+def _rank(row: dict) -> tuple:
+    setting = row["setting"]
+    if not row["as_good"]:
+        return 1, 0, 0, row["validation"]
+    return 0, setting["treatment"] != "linear", -(setting["ridge"] or 0.0), row["validation"]
 
 
 def measured(task: Task, setting: Setting, quick: bool) -> dict:

@@ -548,7 +548,7 @@ def described(estimator: DFIVRegressor) -> tuple[dict[str, Any], dict[str, Tenso
     }
     if estimator._linear:
         return body | {"intercept_": estimator.intercept_}, tensors
-    body["members"] = [{"design": asdict(m.design), "ridge": m.ridge, "loss": m.loss} for m in estimator.members_]
+    body["members"] = [{"design": asdict(m.design), "ridge": m.ridge} for m in estimator.members_]
     for k, member in enumerate(estimator.members_):
         tensors |= {f"{k}.{name}": value for name, value in member.tensors().items()}
     return body, tensors
@@ -575,7 +575,7 @@ def restore(
         plain = told["design"]
         design = Design(**plain | {name: tuple(plain[name]) for name in ("hidden", "widths")})
         own = {name[len(f"{k}.") :]: value for name, value in tensors.items() if name.startswith(f"{k}.")}
-        member = Member.rebuilt(design, own, told["ridge"], told["loss"], backbone)
+        member = Member.rebuilt(design, own, told["ridge"], backbone)
         for net in (member.psi, member.phi, member.xi):
             if net is not None:
                 net.eval().requires_grad_(False)

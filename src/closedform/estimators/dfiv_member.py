@@ -2,8 +2,8 @@
 
 Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
 the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges; the
-ridge of stage one by its own loss on these rows).
-Losses within a hundredth of the least count as equal, and then the simpler model goes first.
+ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the simplest
+is taken: what the loss cannot see should not decide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..rules import Kalman, Proximal
 
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # a row, from strong to weak
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
-EQUAL = 1.01  # times the least loss
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 FORGET = 0.99
 HOLD_OUT = 0.15
@@ -59,7 +58,7 @@ class Member:
     layers: Layers
     online: Layers
     ridge: float  # a row; 0 for the layers of training
-    loss: float  # of the outcome given instruments, on held-out rows
+    losses: Tensor  # of the outcome given instruments, on held-out rows
 
     def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
         """The structural function, differentiable in x."""
@@ -75,7 +74,7 @@ class Member:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is learned, by name."""
-        found = {}
+        found = {"losses": self.losses}
         for name, net in (("psi", self.psi), ("phi", self.phi), ("xi", self.xi)):
             if net is not None:
                 found |= {f"{name}.{key}": value for key, value in net.state_dict().items()}
@@ -90,7 +89,7 @@ class Member:
 
     @staticmethod
     def rebuilt(
-        design: Design, tensors: dict[str, Tensor], ridge: float, loss: float, backbone: nn.Module | None
+        design: Design, tensors: dict[str, Tensor], ridge: float, backbone: nn.Module | None
     ) -> Member:
         psi, phi, xi, _ = build(design, backbone)
         for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
@@ -108,7 +107,7 @@ class Member:
                     values[field.name] = tensors.get(key)
             return Layers(**values)
 
-        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, loss)
+        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, tensors["losses"])
 
 
 def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Module, nn.Module | None, list[int]]:
@@ -180,24 +179,20 @@ def fitted(
         net.eval().requires_grad_(False)
     rows = data.rows(held)
     online = evaluation.online(model)
-    found = [(evaluation.outcome_loss(model, online, rows), 0.0, online)]
     # strong ridges leave the linear model, not zero
     free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
 
     def again(first: float, second: float) -> Layers:
         return reestimated(model, data, split, per_sample(first), per_sample(second), free)
 
-    losses = {first: evaluation.treatment_loss(model, again(first, RIDGES[0]), rows) for first in RIDGES}
-    first = max(ridge for ridge, loss in losses.items() if loss <= EQUAL * min(losses.values()))
-    for ridge in RIDGES:
-        layers = again(first, ridge)
-        found.append((evaluation.outcome_loss(model, layers, rows), ridge, layers))
-    least = min(loss for loss, _, _ in found)
-    if not least < float("inf"):
+    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in RIDGES])
+    first = RIDGES[good.index(True)]
+    found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
+    losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
+    if not any(bool(loss.mean() < torch.inf) for loss in losses):
         raise ValueError("training diverged: expected finite losses; try a smaller learning_rate")
-    # of those that count as equal the strongest ridge; the layers of training stand for the weakest
-    loss, ridge, layers = max((entry for entry in found if entry[0] <= EQUAL * least), key=lambda entry: entry[1])
-    return Member(design, psi, phi, xi, layers, online, ridge, loss)
+    taken = evaluation.as_good(losses).index(True)
+    return Member(design, psi, phi, xi, found[taken][1], online, found[taken][0], losses[taken])
 
 
 def chosen(
@@ -210,9 +205,8 @@ def chosen(
 ) -> tuple[Member, list[tuple[Design, float]]]:
     """The best of several designs, given from simple to complex, and the losses of all."""
     members = [fitted(design, data, split, held, backbone, tick) for design in designs]
-    least = min(member.loss for member in members)
-    best = next(member for member in members if member.loss <= EQUAL * least)
-    return best, [(member.design, member.loss) for member in members]
+    best = members[evaluation.as_good([member.losses for member in members]).index(True)]
+    return best, [(member.design, float(member.losses.mean())) for member in members]
 
 
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
@@ -152,17 +153,35 @@ def online(model: DFIV) -> Layers:
 
 
 @torch.no_grad()
-def treatment_loss(model: DFIV, layers: Layers, data: Data) -> float:
-    """Mean squared error of stage one: of psi, standardised, given the instruments."""
-    psi, phi = outputs(model.psi, data.X), outputs(model.phi, data.Z)
-    assert psi is not None and phi is not None
-    return float((layers.phi(phi) @ layers.W.T + layers.b - layers.psi(psi)).square().mean())
+def expected(model: DFIV, layers: Layers, data: Data) -> Tensor:
+    """The outcome given instruments (and covariates)."""
+    phi, xi = outputs(model.phi, data.Z), outputs(model.xi, data.O)
+    assert phi is not None
+    return layers.expected(phi, xi)
+
+
+def outcome_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
+    """Squared errors of the outcome given instruments, a row each, on rows that should have taken no part. They cannot see
+    what of the structural function has mean zero given the instruments."""
+    return (expected(model, layers, data) - data.y.double()).square().mean(1)
 
 
 @torch.no_grad()
-def outcome_loss(model: DFIV, layers: Layers, data: Data) -> float:
-    """Mean squared error of the outcome given instruments, on rows that should have taken no part. It cannot see what of
-    the structural function has mean zero given the instruments."""
-    phi, xi = outputs(model.phi, data.Z), outputs(model.xi, data.O)
-    assert phi is not None
-    return float((layers.expected(phi, xi) - data.y.double()).square().mean())
+def treatment_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
+    """Squared errors of stage one, a row each: of psi, standardised, given the instruments."""
+    psi, phi = outputs(model.psi, data.X), outputs(model.phi, data.Z)
+    assert psi is not None and phi is not None
+    return (layers.phi(phi) @ layers.W.T + layers.b - layers.psi(psi)).square().mean(1)
+
+
+def as_good(losses: Sequence[Tensor]) -> list[bool]:
+    """Which models are as good as the best, given the losses of each on the same rows: those that are behind it by no more
+    than one standard error of the difference. Among them the simplest is the one to take.
+
+    >>> as_good([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.1, 1.9, 3.1]), torch.tensor([2.0, 3.0, 4.1])])
+    [True, True, False]
+    """
+    means = torch.stack([loss.mean() for loss in losses]).nan_to_num(nan=torch.inf)
+    best = losses[int(means.argmin())]
+    gaps = [loss - best for loss in losses]
+    return [bool(gap.mean() <= gap.std() / len(gap) ** 0.5) for gap in gaps]
