@@ -265,7 +265,9 @@ def test_a_confounded_curve_is_found():
     data = Data(x, z, f + 2 * u + 0.1 * e)
 
     rules = Rules.proximal("auto", "auto", lambdas.relative(1e-2))
-    model = DFIV(*(mlp([1, 32, 16], generator=g) for _ in "xz"), widths=(16, 16), rules=rules, T1=2, order="solve", generator=g)
+    model = DFIV(
+        *(mlp([1, 32, 16], generator=g) for _ in "xz"), widths=(16, 16), rules=rules, T1=2, order="solve", generator=g
+    )
     train(model, data, Split.halves(n), iterations=200, batch_size=256, lr=1e-2)
     at = torch.linspace(-1.5, 1.5, 50)[:, None]
     error = (model.predict(at)[:, 0] - torch.sin(2 * at[:, 0])).square().mean()

@@ -135,7 +135,9 @@ def cifar100(
 
 
 def dfiv(
-    quick: Annotated[bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: a minute.")
+    ] = False,
     full: Annotated[bool, typer.Option(help="The paper's rows, networks, grids and T1: days on a CPU.")] = False,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     iterations: Annotated[int | None, typer.Option(min=1)] = None,

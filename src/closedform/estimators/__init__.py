@@ -1,4 +1,4 @@
-"""Estimators for tables that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, `DFIVRegressor` and `load`.
+"""Estimators that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, `DFIVRegressor`, and `load`.
 
 Needs the extra `sklearn`: pip install 'closedform[sklearn]'.
 """

@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.base import clone
 
 from ..files import remove_stale
+from . import dfiv_fit
 from .settings import _is_count
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def bootstrap(
         raise ValueError(f"replicates must be a positive integer, got {replicates!r}")
     if not _is_count(n_jobs):
         raise ValueError(f"n_jobs must be a positive integer, got {n_jobs!r}")
-    if rows[0].shape[1] != estimator.n_features_in_ or (rows[3] is None) != (estimator._controls == 0):
+    controls = 0 if rows[3] is None else rows[3].shape[1]
+    if (rows[0].shape[1], controls) != (estimator.n_features_in_, estimator._controls):
         raise ValueError("bootstrap takes the rows of the fit: the columns of X or W differ from it")
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -64,7 +66,7 @@ def _run(estimator: DFIVRegressor, rows: Rows, replicates: int, folder: Path, n_
 
 
 def _without_replicates(estimator: DFIVRegressor) -> DFIVRegressor:
-    made = clone(estimator)
+    made: Any = clone(estimator)
     made.__dict__.update({name: value for name, value in vars(estimator).items() if name != "replicates_"})
     return made
 
@@ -96,8 +98,10 @@ def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
     X, y, Z, W = rows
     rng = np.random.default_rng([int(digest(estimator, rows)[:8], 16), k])
     drawn = rng.integers(len(X), size=len(X))
-    made: Any = clone(estimator).set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
-    fit = made._fitted(
+    made: Any = clone(estimator)
+    made.set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
+    fit = dfiv_fit.attributes(
+        made,
         X[drawn],
         y[drawn],
         Z[drawn],

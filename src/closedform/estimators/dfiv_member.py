@@ -2,8 +2,8 @@
 
 Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
 the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges; the
-ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the simplest
-is taken: what the loss cannot see should not decide.
+ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the
+simplest is taken: what the loss cannot see should not decide.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class Member:
         return {key: value.detach().cpu().contiguous().clone() for key, value in found.items()}
 
     @staticmethod
-    def rebuilt(
-        design: Design, tensors: dict[str, Tensor], ridge: float, backbone: nn.Module | None
-    ) -> Member:
+    def rebuilt(design: Design, tensors: dict[str, Tensor], ridge: float, backbone: nn.Module | None) -> Member:
         psi, phi, xi, _ = build(design, backbone)
         for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
             if net is not None:

@@ -64,19 +64,20 @@ _PLAIN = (str, int, float, bool)
 
 
 def _described_dfiv(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    from . import dfiv
+    from . import dfiv_files
 
-    body, tensors = dfiv.described(estimator)
+    body, tensors = dfiv_files.described(estimator)
     parameters = {k: _plain(k, v) for k, v in estimator.get_params(deep=False).items()}
     return {"format": FORMAT, "class": DFIV, "parameters": parameters, "attributes": body}, tensors
 
 
 def _rebuilt_dfiv(head: dict[str, Any], parameters: dict[str, Any], tensors: dict[str, Tensor], backbone: Any) -> Any:
-    from . import dfiv
+    from . import dfiv_files
+    from .dfiv import DFIVRegressor
 
     if isinstance(parameters["n_features"], list):
         parameters["n_features"] = tuple(parameters["n_features"])
-    return dfiv.restore(dfiv.DFIVRegressor(**parameters), head["attributes"], tensors, backbone)
+    return dfiv_files.restore(DFIVRegressor(**parameters), head["attributes"], tensors, backbone)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -6,13 +6,13 @@ structural function on 100 points of the grid at the end of training, by the re-
 the same number of settings. Every model is measured twice, by the layers of training (online) and by layers re-estimated
 with ridge on all training rows.
 
-Three sizes. "cpu" is what two cores do in an hour: 5,000 rows, images averaged over 4 x 4 pixels before a small network, T1 =
-5, three values of each lambda, the first seed choosing the settings that the others are run with. "full" is the paper's:
-10,000 rows, the network of the published code of DFIV on all pixels, T1 = 20, its whole grids. "quick" is a look.
+Three sizes. "cpu" is what a core does in half an hour: 5,000 rows, images averaged over 4 x 4 pixels before a small network,
+T1 = 5, three values of each lambda, the first seed choosing the settings that the others are run with. "full" is the
+paper's: 10,000 rows, the network of the published code of DFIV on all pixels, T1 = 20, its whole grids. "quick" is a look.
 
-One departure in all of them: the paper re-estimates with a ridge of 0.01. On standardised features that leaves the directions
-that the instruments hardly move undamped and errors in the hundreds, for both methods, so the ridge is 0.1 a row, as in the
-published code of DFIV.
+One departure in all of them: the paper re-estimates with a ridge of 0.01. On standardised features that leaves the
+directions that the instruments hardly move undamped and errors in the hundreds, for both methods, so the ridge is 0.1 a row,
+as in the published code of DFIV.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def experiment(table: pd.DataFrame) -> Experiment:
         title="Deep feature instrumental variables on sprites",
         text=(
             f"{int(first['n']):,} rows, half for each stage; {network}; Algorithm 3 with T1 = {int(first['T1'])}, T2 = 1, "
-            f"lambda_12 = {LAM_12:g}, AdamW with weight decay 0.1 at a constant rate, {int(first['iterations'])} iterations. "
-            "Settings were chosen with the first seed, by the error of the re-estimated layers on 100 points of the grid; "
+            f"lambda_12 = {LAM_12:g}, AdamW with weight decay 0.1 at a constant rate, {int(first['iterations'])} iterations."
+            " Settings were chosen with the first seed, by the error of the re-estimated layers on 100 points of the grid; "
             "each method had the same number of them.\n\nSolid lines: both layers re-estimated on all rows, by a ridge of "
             "0.1 a row. Dashed lines: the layers of training as they are."
         ),
@@ -283,9 +283,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
         settings=SETTINGS,
         figures=(
             Curves("Learning curves", "Test error of the structural function by iteration.", {}, rows=None),
-            Sensitivity(
-                "How much lambda_1 matters", sensitivity, "lam_1", {"method": ["proximal"]}, columns=None
-            ),
+            Sensitivity("How much lambda_1 matters", sensitivity, "lam_1", {"method": ["proximal"]}, columns=None),
             Sensitivity("How much beta_1 matters", sensitivity, "lam_1", {"method": ["ridge"]}, columns=None),
         ),
         environment={

@@ -206,7 +206,8 @@ class DFIV:
 
     def _covariates(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
         _, y, o = second
-        assert self.xi is not None and o is not None
+        assert self.xi is not None
+        assert o is not None
         y = y.double()
         with torch.no_grad():
             psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T

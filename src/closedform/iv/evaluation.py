@@ -94,11 +94,13 @@ class Layers:
 
 
 @torch.no_grad()
-def outputs(net: torch.nn.Module | None, x: Tensor | None) -> Tensor | None:
+def outputs(net: torch.nn.Module, x: Tensor) -> Tensor:
     """Features in float64, some rows at a time."""
-    if net is None or x is None:
-        return None
     return torch.cat([net(part).double() for part in x.split(CHUNK)])
+
+
+def _xi(model: DFIV, o: Tensor | None) -> Tensor | None:
+    return None if model.xi is None or o is None else outputs(model.xi, o)
 
 
 @torch.no_grad()
@@ -115,8 +117,7 @@ def reestimated(
     are treatments, instruments and controls themselves, strong ridges leave a linear model and not zero."""
     x1, z1, z2 = data.X[split.first], data.Z[split.first], data.Z[split.second]
     o2 = None if data.O is None else data.O[split.second]
-    psi, phi, phi2, xi = outputs(model.psi, x1), outputs(model.phi, z1), outputs(model.phi, z2), outputs(model.xi, o2)
-    assert psi is not None and phi is not None and phi2 is not None
+    psi, phi, phi2, xi = outputs(model.psi, x1), outputs(model.phi, z1), outputs(model.phi, z2), _xi(model, o2)
     scales = scale_of(psi), scale_of(phi), None if xi is None else scale_of(xi)
     W, b = fit(scales[1](phi), scales[0](psi), beta_1, torch.arange(phi.shape[1]) < free[1])
     empty = torch.zeros(0, dtype=torch.float64)
@@ -131,9 +132,7 @@ def reestimated(
 
 def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> Tensor:
     """The structural function by re-estimated layers."""
-    psi = outputs(model.psi, x)
-    assert psi is not None
-    return layers.structural(psi, outputs(model.xi, o))
+    return layers.structural(outputs(model.psi, x), _xi(model, o))
 
 
 def online(model: DFIV) -> Layers:
@@ -155,9 +154,7 @@ def online(model: DFIV) -> Layers:
 @torch.no_grad()
 def expected(model: DFIV, layers: Layers, data: Data) -> Tensor:
     """The outcome given instruments (and covariates)."""
-    phi, xi = outputs(model.phi, data.Z), outputs(model.xi, data.O)
-    assert phi is not None
-    return layers.expected(phi, xi)
+    return layers.expected(outputs(model.phi, data.Z), _xi(model, data.O))
 
 
 def outcome_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
@@ -170,7 +167,6 @@ def outcome_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
 def treatment_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
     """Squared errors of stage one, a row each: of psi, standardised, given the instruments."""
     psi, phi = outputs(model.psi, data.X), outputs(model.phi, data.Z)
-    assert psi is not None and phi is not None
     return (layers.phi(phi) @ layers.W.T + layers.b - layers.psi(psi)).square().mean(1)
 
 

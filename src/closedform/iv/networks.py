@@ -37,7 +37,9 @@ def beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tu
     return Beside(mlp(sizes, generator=generator)), sizes[0] + sizes[-1]
 
 
-def pooled(side: int, size: int, sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
+def pooled(
+    side: int, size: int, sizes: Sequence[int], generator: torch.Generator | None = None
+) -> tuple[nn.Module, int]:
     """An MLP on averaged images, and the number of its features."""
     inputs = (side // size) ** 2
     return nn.Sequential(Pool(side, size), mlp([inputs, *sizes], generator=generator)), sizes[-1]
