@@ -8,8 +8,8 @@ this kind with one thread; its figures stand in `PUBLISHED`. Ours is Algorithm 3
 
 A setting is chosen on draws of other seeds. For sprites there are 100 points of the grid to choose by, as in the paper and
 apart from the 488 that are reported. For demand there are none, so there it is the error of the *outcome given the
-instruments* on 5,000 more rows: settings whose loss is within one standard error of the least (of the difference, row by row)
-count as equal; of these a treatment that enters linearly goes first, then the strongest ridge, then the least loss. For
+instruments* on 5,000 more rows: settings whose loss is within one standard error of the least (of the difference, row by
+row) count as equal; of these a treatment that enters linearly goes first, then the strongest ridge, then the least loss. For
 sprites the setting that this rule takes is measured too. Among what is chosen is which layers predict: those of training
 (online), or re-estimated ones with one of several ridges.
 

@@ -37,3 +37,11 @@ def test_a_loss_of_ones_own(capsys):
     (second,) = torch.autograd.grad(gradient.sum(), z)
     assert relative(loss.gradient(z, y), gradient) < 1e-12
     assert 0.9 * loss.curvature < float(second.max()) <= loss.curvature * (1 + 1e-12)
+
+
+def test_instrumental_variables(capsys):
+    pytest.importorskip("sklearn")
+    errors = example("instrumental_variables").main()
+    assert errors["deep features"] < 0.5 * errors["two-stage least squares"]
+    assert errors["deep features"] < 0.5 * errors["least squares"]
+    assert "E[g(X)|Z] = 0" in capsys.readouterr().out

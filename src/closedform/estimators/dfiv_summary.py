@@ -108,7 +108,7 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
     except ValueError:
         coefficients = errors = None
     made = Summary(
-        "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_R2.tolist(),
+        "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_r2.tolist(),
         test.F, test.p, coefficients, errors, ordinary,
     )  # fmt: skip
     if first.F < linear.WEAK:

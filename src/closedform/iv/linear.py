@@ -28,7 +28,7 @@ class FirstStage:
     """How much the excluded instruments move the treatments, beyond the controls."""
 
     F: float  # joint F of the excluded instruments; the least over the treatments
-    partial_R2: np.ndarray  # of every treatment
+    partial_r2: np.ndarray  # of every treatment
     degrees: tuple[int, int]
     p: float  # of the F under normal errors, an upper bound by the largest over the treatments
 
