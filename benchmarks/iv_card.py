@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import RESULTS, save
 
 from closedform.data import iv
 from closedform.estimators import DFIVRegressor
 from closedform.experiments.figures import BLUE, GREY, ORANGE, pyplot
+from common import RESULTS, save
 
 YEARS = np.arange(6.0, 19.0)
 AT = 12.0  # years of schooling that wages are compared with

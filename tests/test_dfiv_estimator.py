@@ -1,4 +1,4 @@
-"""`DFIVRegressor`: two-stage least squares where features are linear, curves where they are not, intervals, files, errors."""
+"""`DFIVRegressor`: two-stage least squares where features are linear, curves elsewhere, intervals, files, errors."""
 
 import numpy as np
 import pytest

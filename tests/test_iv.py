@@ -27,9 +27,9 @@ def net(inputs, width, seed):
 
 def problem(n=12, seed=0, covariates=True):
     g = torch.Generator().manual_seed(seed)
-    X, Z, O = (torch.randn(n, k, generator=g, dtype=torch.float64) for k in (2, 3, 2))
+    X, Z, W = (torch.randn(n, k, generator=g, dtype=torch.float64) for k in (2, 3, 2))
     y = torch.randn(n, 1, generator=g, dtype=torch.float64)
-    return Data(X, Z, y, O if covariates else None)
+    return Data(X, Z, y, W if covariates else None)
 
 
 def models(rules, covariates, seed=0, **options):
@@ -163,6 +163,23 @@ def test_order_solve_steps_at_the_new_layer():
     other.T1 = 1
     other._stage_one([(data.X[:10], data.Z[:10])])
     assert relative(other.first.W, W) < 1e-10
+
+
+def test_what_is_not_finite_does_not_reach_the_weights():
+    model, other = models(RULES["proximal"], False)
+    data = problem(20, covariates=False)
+    bad = data.y[10:].clone()
+    bad[0] = torch.inf
+    model.step([(data.X[:10], data.Z[:10])], (data.Z[10:], bad, None))
+    assert model.skipped == T2
+    assert model.second.rejected == T2
+    assert torch.equal(model.second.W, other.second.W)
+    assert all(torch.equal(a, b) for a, b in zip(model.psi.parameters(), other.psi.parameters()))
+
+
+def test_a_kalman_filter_inside_stage_two_is_that_of_stage_one():
+    with pytest.raises(ValueError, match="must be that of stage one"):
+        Rules(cf.Proximal(1.0), cf.Kalman(0.9), cf.Proximal(1.0))
 
 
 def test_stages_must_not_share_rows():

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..rules import Memory, Proximal, Ridge, Rule
+from ..rules import Kalman, Memory, Proximal, Ridge, Rule
 from ..statistics import Batch
 
 First = tuple[Tensor, Tensor]  # x, z
@@ -27,11 +27,18 @@ Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o
 @dataclass(frozen=True)
 class Rules:
     """How the layers are solved: W at the end of an inner step of stage one (lambda_1), `W*(theta_X)` inside stage two
-    (lambda_12), and w (lambda_2). Any rule of `closedform` will do; the memory of `inner` is W's and is never kept."""
+    (lambda_12), and w (lambda_2). Any rule of `closedform` will do, but a Kalman filter as `inner` is that of `first`, one
+    step on: it reads that memory and never writes it."""
 
     first: Rule = field(default_factory=Proximal)
     inner: Rule = field(default_factory=lambda: Proximal(1e-4))
     second: Rule = field(default_factory=Proximal)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Kalman) and self.inner != self.first:
+            raise ValueError(
+                f"a Kalman rule inside stage two must be that of stage one, got {self.inner} and {self.first}"
+            )
 
     @staticmethod
     def proximal(lam_1: Any, lam_2: Any, lam_12: Any = 1e-4) -> Rules:
@@ -125,6 +132,7 @@ class DFIV:
         self.psi, self.phi, self.xi = psi, phi, xi
         self.rules = Rules() if rules is None else rules
         self.T1, self.T2, self.covariate_steps, self.order = T1, T2, covariate_steps, order
+        self.skipped = 0  # gradient steps whose loss was not finite
         d, k, q = (*widths, 0)[:3]
         self.widths = d, k, q
         self.first = Layer(self.rules.first, k + 1, d, generator)
@@ -171,11 +179,9 @@ class DFIV:
     def inner(self, phi1: Tensor, psi1: Tensor) -> Tensor:
         """`W*(theta_X)`: the stage-one layer solved with the rule `inner`, differentiable in psi1."""
         layer = self.first
-        memory = layer.memory if type(self.rules.inner) is type(layer.rule) else self._fresh_memory(phi1.shape[1])
-        return self.rules.inner.update(layer.W, Batch(phi1, psi1, bias=False), memory, layer.step).W
-
-    def _fresh_memory(self, features: int) -> Memory:
-        return self.rules.inner.memory(features, self.widths[0])
+        rule = self.rules.inner
+        memory = layer.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[1], self.widths[0])
+        return rule.update(layer.W, Batch(phi1, psi1, bias=False), memory, layer.step).W
 
     def _stage_two(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
         """Lines 11 to 15: theta_X by a gradient step through `W*(theta_X)`, then w."""
@@ -219,6 +225,9 @@ class DFIV:
     def _descend(self, which: int, loss: Tensor) -> None:
         optimizer = self.optimizers[which]
         if optimizer is None:
+            return
+        if not bool(torch.isfinite(loss)):
+            self.skipped += 1  # a solve that failed inside stage two must not reach the weights
             return
         parameters = optimizer.param_groups[0]["params"]
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):

@@ -84,7 +84,8 @@ def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None
     own = rank(np.column_stack([controls, X])) - base
     if own < X.shape[1]:
         raise ValueError(
-            f"X has {X.shape[1]} treatments of which {own} vary independently of the controls: expected each to vary by itself"
+            f"X has {X.shape[1]} treatments of which {own} vary independently of the controls: expected each to vary by "
+            "itself"
         )
     if excluded < X.shape[1]:
         raise ValueError(
@@ -94,8 +95,8 @@ def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None
     projected = rank(np.column_stack([controls, _project(np.column_stack([Z, controls]), X)])) - base
     if projected < X.shape[1]:
         raise ValueError(
-            f"the instruments move only {projected} of the {X.shape[1]} treatments independently (rank condition): the linear "
-            "model is not identified"
+            f"the instruments move only {projected} of the {X.shape[1]} treatments independently (rank condition): the "
+            "linear model is not identified"
         )
 
 

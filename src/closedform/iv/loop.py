@@ -48,8 +48,8 @@ class Split:
         shared = set(self.first.tolist()) & set(self.second.tolist())
         if shared:
             raise ValueError(
-                f"stage one and stage two share {len(shared)} rows (such as row {min(shared)}); expected disjoint rows, since "
-                "with shared ones the estimate turns into ordinary least squares"
+                f"stage one and stage two share {len(shared)} rows (such as row {min(shared)}); expected disjoint rows, "
+                "since with shared ones the estimate turns into ordinary least squares"
             )
 
     @staticmethod
