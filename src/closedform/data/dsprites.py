@@ -11,8 +11,8 @@ were fitted to the frames that the authors of dSprites published, of which all b
 
 posY is the confounder: it moves the heart and the outcome, and no instrument tells it.
 
->>> images(np.array([[5, 0, 16, 16]])).sum()
-np.int64(222)
+>>> int(images(np.array([[5, 0, 16, 16]])).sum())
+226
 """
 
 from __future__ import annotations

