@@ -30,6 +30,8 @@ EVALUATED = 2048  # images at a time
 class OutOfTime(KeyboardInterrupt):
     """The deadline has come; the checkpoint is written. Like Ctrl-C it is no failure of the run."""
 
+    code = 3  # what the command exits with
+
 
 @dataclass
 class Data:
