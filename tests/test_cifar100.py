@@ -299,7 +299,7 @@ def beside(setting, axis):
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(["lam", "lr"]), st.integers(1, 12), st.data())
 def test_a_climb_goes_beside_the_best_and_never_twice(axis, runs, data):
-    """Whatever the scores are: each run is one step of the grid from the best that has a neighbour left; none is repeated."""
+    """Whatever the scores: each run is a step of the grid from the best that has a neighbour left; none is repeated."""
     start = 0.2
     tried = {(start, start if axis == "lr" else 1000.0): 0.5}
     while len(tried) < runs:

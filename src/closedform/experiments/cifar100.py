@@ -43,6 +43,7 @@ RATIOS, FORGETS = (0.1, 1.0, 10.0), (0.9, 0.99, 0.999)  # of the rules that the 
 RUNS = 5  # that every method has for its settings at one batch size
 RUNGS = (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # the paper's, without the 0.3
 LAM, BETA, RATIO, FORGET = 1000.0, 1.0, 1.0, 0.99  # where the climbs start
+DIVERGED = 0.02  # an accuracy below this is chance, and the next learning rate is lower
 
 OPENING = (
     "CIFAR-100: images in 100 classes by a ResNet-18. Every method trains the same network; its last layer is learned\n"
@@ -84,17 +85,18 @@ def jobs(
             for optimizer in optimizers:
                 shared = {"epochs": epochs, "limit": limit, "source": source, "net": net, "precision": precision}
                 shared |= {"optimizer": optimizer, "batch_size": batch_size, "seed": seed}
-                rates = RATES if size == "full" else (_start(optimizer, batch_size),)
                 for method in chosen:
+                    rates = RATES if size == "full" else (_start(method, optimizer, batch_size),)
                     made += [_config(shared, method, lr, s) for lr in rates for s in _swept(method, size == "full")]
     return made
 
 
-def _start(optimizer: str, batch_size: int) -> float:
-    """The learning rate that the climbs of all methods start from."""
+def _start(method: str, optimizer: str, batch_size: int) -> float:
+    """The learning rate that a climb starts from. A layer that is learned from one-hot labels needs small ones."""
     if optimizer == "adam":
         return 0.001
-    return 0.05 if batch_size < 128 else 0.2 if batch_size < 1024 else 0.5 if batch_size < 4096 else 1.0
+    rates = {"l2": (0.01, 0.01, 0.05, 0.05), "cross-entropy": (0.05, 0.1, 0.2, 0.5)}.get(method, (0.1, 0.2, 0.5, 1.0))
+    return rates[sum(batch_size >= size for size in BATCH_SIZES[1:])]
 
 
 def _swept(method: str, full: bool) -> list[dict[str, float]]:
@@ -132,7 +134,7 @@ def _cells(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 
 def climb(table: pd.DataFrame, runs: int = RUNS) -> list[dict[str, Any]]:
     """One more run for every method, optimizer and batch size in a table of runs that has had fewer than `runs`: beside its
-    best so far, a step of the grid up or else down. The first three runs of a method are spent on its learning rate, the
+    best so far, a step of the grid up or, if that rate diverged, down. The first three runs of a method are spent on its learning rate, the
     others on its other setting where it has one; where nothing beside the best is left to try, beside the next best."""
     made = []
     for base, cell in _cells(table):
@@ -152,7 +154,8 @@ def _step(tried: dict[tuple[float, float], float], axis: str, order: Iterable[st
         for moved in order:
             ladder = grids[moved]
             at = ladder.index(lr if moved == "lr" else value)
-            for k in (at + 1, at - 1):
+            up = tried[lr, value] > DIVERGED or moved != "lr"
+            for k in (at + 1, at - 1) if up else (at - 1, at + 1):
                 if 0 <= k < len(ladder):
                     beside = (ladder[k], ladder[k] if axis == "lr" else value) if moved == "lr" else (lr, ladder[k])
                     if beside not in tried:
