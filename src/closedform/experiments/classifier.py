@@ -159,7 +159,7 @@ class Classifier:
     def _captured(self) -> Callable[[], Any]:
         """The step as a CUDA graph. The steps that warm it up are undone: tensors are set back in place, for the graph knows
         them by their addresses, and what the optimizer made on its first step becomes zero."""
-        before = {id(tensor): tensor.clone() for tensor in self._tensors()}
+        before = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
