@@ -88,12 +88,12 @@ class Lambdas:
     def __init__(self, rules: Sequence[Rule], follow: Sequence[bool], features: int, bias: bool, device: torch.device):
         base = torch.empty(len(rules), features, dtype=torch.float64)
         kind = torch.zeros(len(rules), dtype=torch.int64)  # 0 a number, 1 relative, 2 relative by feature
-        each = torch.zeros(len(rules), dtype=torch.bool)  # times the number of samples
+        each = torch.zeros(len(rules), 1, dtype=torch.float64)  # 1 where it is times the number of samples
         for row, rule in enumerate(rules):
             lam = coefficient(rule)
             if isinstance(lam, per_sample):
                 assert not callable(lam.lam)
-                lam, each[row] = lam.lam, True
+                lam, each[row] = lam.lam, 1.0
             if lam == "auto" if isinstance(lam, str) else isinstance(lam, relative):
                 ratio = lam.ratio if isinstance(lam, relative) else AUTO_RATIO
                 kind[row] = 2 if isinstance(lam, relative) and lam.per_feature else 1
@@ -117,7 +117,7 @@ class Lambdas:
         """`(M, D)` for the diagonal `(M, D)` of a Gram matrix of n samples; `factor (M,)` is the learning rate as a share of
         its base."""
         lam = self.base / torch.where(self.follow, factor.clamp(min=FLOOR), 1.0)[:, None]
-        lam = lam * torch.where(self.each, float(n), 1.0)[:, None]
+        lam = lam * (1 + (n - 1) * self.each)
         if not self.any_relative:
             return lam
         d = diagonal.shape[1] - int(self.bias)

@@ -68,7 +68,8 @@ class Stack:
     backbones: one network a seed, `nn.Sequential` of linear layers each followed by GELU (`closedform.models.mlp`), or an
         `FNO1d` (`closedform.models.fno`).
     algorithm: the paper's 1 (solve, then step) or 2 (step, then solve on the same batch).
-    reduction: the loss is the mean over samples (and points) and the "mean" or "sum" over outputs. Learning rates refer to it.
+    reduction: the loss is the mean over samples (and their points) and the "mean" or "sum" over outputs. Learning rates
+        refer to it.
     total: the number of steps that a cosine rate takes.
     tf32: whether the backbone's products may round their factors to TF32 on a GPU. The solves are in float64 regardless.
     """
@@ -286,8 +287,8 @@ class Stack:
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Mean squared errors `(S, K)` on `X (S, N, f)`, `Y (S, N, o)`, or fields, in the order of the candidates as given; infinite
-        where a model has diverged."""
+        """Mean squared errors `(S, K)` on `X (S, N, f)`, `Y (S, N, o)`, or fields, in the order of the candidates as given;
+        infinite where a model has diverged."""
         memory = (1 << 30) if self.device.type == "cuda" else (1 << 26)
         chunk = max(1, memory // (self.width * math.prod(X.shape[2:-1]) * self.head.shape[:2].numel() * 4))
         total = torch.zeros(self.head.shape[:2], dtype=torch.float64, device=self.device)
