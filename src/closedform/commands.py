@@ -243,7 +243,7 @@ def thin(
 
 
 def claims(
-    experiment: Annotated[str, typer.Argument(help="qm9")],
+    experiment: Annotated[str, typer.Argument(help="qm9, fno or cifar100")],
     results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:

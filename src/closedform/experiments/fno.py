@@ -45,8 +45,8 @@ QUICK = {"samples": 320, "points": 1024, "stride": 16, "width": 48, "modes": 16}
 OPENING = (
     "Burgers' equation: the solution at time 1 from the initial condition, by a Fourier neural operator. Every method\n"
     "trains the same network; its last layer, which all points in space share, is learned (l2) or solved at every step\n"
-    "(ridge, proximal, Kalman). The table shows each method's test error on all points, of which training sees only a part, at the\n"
-    "setting with the least validation error. Ctrl-C stops, the same command goes on."
+    "(ridge, proximal, Kalman). The table shows each method's test error on all points, of which training sees only a\n"
+    "part, at the setting with the least validation error. Ctrl-C stops, the same command goes on."
 )
 
 METHODS = (

@@ -108,7 +108,10 @@ def _class(method: str) -> str:
 
 def _style(experiment: Experiment) -> str:
     def rules(shade: Any) -> str:
-        return "".join(f".{_class(m.key)}{{--line:{shade(m.colour)}}}" for m in experiment.methods)
+        return "".join(
+            f".{_class(m.key)}{{--line:{shade(m.colour)};--dash:{' '.join(map(str, dash)) or 'none'}}}"
+            for m, dash in zip(experiment.methods, colours.DASHES)
+        )
 
     return (
         ".fields summary{cursor:pointer;font-weight:600;padding:.4rem 0}"
@@ -120,7 +123,7 @@ def _style(experiment: Experiment) -> str:
         ".fields path{fill:none;stroke-linejoin:round}"
         ".fields .start{stroke:var(--soft);stroke-dasharray:1.5 3;stroke-width:1.5}"
         ".fields .truth{stroke:var(--rule);stroke-width:6}"
-        ".fields .method{stroke:var(--line);stroke-width:1.4}"
+        ".fields .method{stroke:var(--line);stroke-dasharray:var(--dash);stroke-width:1.4}"
         f"{rules(colours.on_light)}@media screen and (prefers-color-scheme:dark){{{rules(colours.on_dark)}}}"
     )
 
@@ -130,7 +133,7 @@ def _sample(own: store.Arrays, experiment: Experiment, row: int) -> str:
     truth = own["y"][row]
     lines = [("start", own["x"][row]), ("truth", truth)]
     predicted = [(f"method {_class(m.key)}", own[f"predicted-{m.key}"][row]) for m in methods]
-    told = ", ".join(f"{m.label} {words.number(float(own[f'mse-{m.key}'][row]))}" for m in methods)
+    told = ", ".join(f"{m.label} {float(own[f'mse-{m.key}'][row]):.2g}" for m in methods)
     errors = [(kind, values - truth) for kind, values in predicted]
     height, label = FIELD + ERROR + 28, html.escape(f"Sample {row + 1}: MSE {told}")
     return (
