@@ -155,7 +155,7 @@ def test_errors_at_the_end_alone(tmp_path):
 @pytest.mark.parametrize("kind", ["seconds", pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
     code = f"from closedform.experiments import fno; fno.QUICK = {SMALL}; from closedform.cli import main; main()"
-    asked = [*QUICK, "--epochs", "25", "--out"]
+    asked = [*QUICK, "--epochs", "120", "--out"]
     limit = ["--seconds", "1"] if kind == "seconds" else []
     command = [sys.executable, "-c", code, *asked, str(tmp_path / "a"), *limit]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
