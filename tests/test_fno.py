@@ -151,29 +151,40 @@ def test_errors_at_the_end_alone(tmp_path):
     assert history.alive == list(range(16))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("kind", ["seconds", pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
-    code = f"from closedform.experiments import fno; fno.QUICK = {SMALL}; from closedform.cli import main; main()"
-    asked = [*QUICK, "--epochs", "120", "--out"]
-    limit = ["--seconds", "1"] if kind == "seconds" else []
-    command = [sys.executable, "-c", code, *asked, str(tmp_path / "a"), *limit]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    if kind != "seconds":
-        while not (tmp_path / "a" / "parts").exists():
-            time.sleep(0.1)
-        time.sleep(0.5)
-        assert process.poll() is None, "it was over before it was stopped"
-        process.send_signal(kind)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == (130 if kind == "seconds" else -signal.SIGKILL)
-    if kind == "seconds":
-        assert "The same command goes on from here." in output
-        assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
+def equal(one, other):
+    tables = [results.load(folder).drop(columns="wall_s") for folder in (one, other)]
+    pd.testing.assert_frame_equal(*tables)
+
+
+def test_the_command_stops_in_time_and_goes_on(tmp_path):
+    fno._of(jobs()[0], "cpu")  # which takes a second
+    asked = [*QUICK, "--epochs", "60", "--out"]
+    stopped = invoke(*asked, tmp_path / "a", "--seconds", "0.3")
+    assert stopped.exit_code == 130, stopped.output
+    assert "The same command goes on from here." in stopped.output
+    assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
     for name in "ab":
         assert invoke(*asked, tmp_path / name).exit_code == 0
-    tables = [results.load(tmp_path / name).drop(columns="wall_s") for name in "ab"]
-    pd.testing.assert_frame_equal(*tables)
+    equal(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_command_may_be_killed_and_goes_on(tmp_path, monkeypatch):
+    asked = [*QUICK, "--epochs", "150", "--out"]
+    code = (
+        f"from closedform.experiments import fno; fno.QUICK = {SMALL}\n"
+        "from functools import partial; fno.loop.train = partial(fno.loop.train, every_s=0)\n"
+        "from closedform.cli import main; main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *asked, str(tmp_path / "a")], stdout=subprocess.DEVNULL)
+    while not list((tmp_path / "a").glob("parts/*.checkpoint")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    for name in "ab":
+        assert invoke(*asked, tmp_path / name).exit_code == 0
+    equal(tmp_path / "a", tmp_path / "b")
 
 
 # ---- The paper's sentences -----------------------------------------------------------------------

@@ -113,7 +113,7 @@ def fno(
     refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
     samples: Annotated[int | None, typer.Option(min=20, help="So many samples instead of 2,048.")] = None,
     tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the network's products to TF32.")] = False,
-    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so many, as by Ctrl-C.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
