@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..report import panels
 from ..sweeps import results
 from . import fno as experiment
 from .claims import Check
@@ -35,8 +36,8 @@ class Errors:
         runs = results.finished(table, told, select="validation", metric="fine")
         self.final: dict[str, dict[int, dict[str, float]]] = {}
         self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
-        for _, row in results.best(runs, columns, experiment.SETTINGS).iterrows():
-            optimizer, size, method = str(row["optimizer"]), int(row["batch_size"]), str(row["method"])
+        for row in panels.each(results.best(runs, columns, experiment.SETTINGS)):
+            optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
             self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
             self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, told), "test")
 

@@ -111,7 +111,8 @@ class Operator:
         S, n, N, _ = x.shape
         grid = torch.arange(N, device=x.device, dtype=x.dtype) / N
         fields = torch.cat([x, grid.view(1, 1, N, 1).expand(S, n, N, 1)], 3).flatten(1, 2).mT
-        h = _shared(*(params[at] for at in self._lift), fields)
+        weight, bias = (params[at] for at in self._lift)
+        h = _shared(weight, bias, fields)
         for places in self._places:
             h = self._block(h, n, *(params[at] for at in places))
         return h
