@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..models.fno import FNO1d
@@ -114,19 +115,10 @@ class Operator:
         weight, bias = (params[at] for at in self._lift)
         h = _shared(weight, bias, fields)
         for places in self._places:
-            h = self._block(h, n, *(params[at] for at in places))
+            spectral, weight, bias = (params[at] for at in places)
+            waves = self._transforms(N, min(spectral.shape[1], N // 2 + 1), h)
+            h = Block.apply(h, n, spectral, weight, bias, *waves)
         return h
-
-    def _block(self, h: Tensor, n: int, spectral: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        M, d, rows = h.shape
-        N = rows // n
-        modes = min(spectral.shape[1], N // 2 + 1)
-        analysis, synthesis = self._transforms(N, modes, h)
-        spectrum = (h.view(-1, N) @ analysis).view(M, d, n, modes, 2)
-        mixed = torch.view_as_complex(spectrum).permute(0, 3, 2, 1) @ torch.view_as_complex(spectral[:, :modes])
-        mixed = torch.view_as_real(mixed.permute(0, 3, 2, 1).contiguous()).view(-1, 2 * modes)
-        z = torch.baddbmm(bias[:, :, None], weight, h)
-        return torch.addmm(z.view(-1, N), mixed, synthesis).relu_().view(M, d, rows)
 
     def _transforms(self, N: int, modes: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """From values on N points to the real and imaginary parts of the lowest Fourier coefficients, and back."""
@@ -143,6 +135,55 @@ class Operator:
 
     def own(self, trained: Tensor, shape: torch.Size) -> Tensor:
         return trained
+
+
+class Block(torch.autograd.Function):
+    """`relu(synthesis(mix(analysis(h))) + weight h + bias)` of all models, for `h (M, d, n N)`.
+
+    The gradient is written out because these products are bound by memory: sums are formed in place, and the bias, which is
+    the mean of a field, is added to its Fourier coefficient zero (where its gradient is found, too).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, n: int, spectral: Tensor, weight: Tensor, bias: Tensor, analysis: Tensor, synthesis: Tensor
+    ) -> Tensor:
+        M, d, rows = h.shape
+        N, modes = synthesis.shape[1], synthesis.shape[0] // 2
+        spectrum = _by_mode((h.view(-1, N) @ analysis).view(M, d, n, modes, 2))
+        mixed = _by_field(spectrum @ torch.view_as_complex(spectral[:, :modes]))
+        mixed[:, :, :, 0, 0] += bias[:, :, None]
+        out = (mixed.view(-1, 2 * modes) @ synthesis).view(M, d, rows)
+        out = out.baddbmm_(weight, h).relu_()
+        ctx.save_for_backward(h, spectrum, spectral, weight, analysis, synthesis, out)
+        ctx.n = n
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        h, spectrum, spectral, weight, analysis, synthesis, out = ctx.saved_tensors
+        (M, d, _), (N, modes) = h.shape, (synthesis.shape[1], synthesis.shape[0] // 2)
+        g = torch.ops.aten.threshold_backward(grads[0].contiguous(), out, 0)
+        dmixed = (g.view(-1, N) @ synthesis.T).view(M, d, ctx.n, modes, 2)
+        dbias = dmixed[:, :, :, 0, 0].sum(2)
+        dmixed = _by_mode(dmixed)
+        dspectral = torch.view_as_real((spectrum.mH @ dmixed).resolve_conj())
+        if modes < spectral.shape[1]:
+            dspectral = F.pad(dspectral, (0, 0, 0, 0, 0, 0, 0, spectral.shape[1] - modes))
+        dspectrum = _by_field(dmixed @ torch.view_as_complex(spectral[:, :modes]).mH)
+        dh = torch.bmm(weight.mT, g)
+        dh.view(-1, N).addmm_(dspectrum.view(-1, 2 * modes), analysis.T)
+        return dh, None, dspectral, torch.bmm(g, h.mT), dbias, None, None
+
+
+def _by_mode(spectrum: Tensor) -> Tensor:
+    """Coefficients `(M, d, n, modes, 2)` as complex matrices `(M, modes, n, d)`."""
+    return torch.view_as_complex(spectrum).permute(0, 3, 2, 1).contiguous()
+
+
+def _by_field(spectrum: Tensor) -> Tensor:
+    return torch.view_as_real(spectrum.permute(0, 3, 2, 1).resolve_conj().contiguous())
 
 
 def _stacked(backbones: Sequence[nn.Module]) -> list[Tensor]:
