@@ -5,7 +5,7 @@ import torch
 
 import closedform as cf
 from closedform import training
-from closedform.models.fno import FNO1d
+from closedform.models.fno import FNO1d, SpectralConv1d
 from closedform.sweeps import solves
 from closedform.sweeps.networks import network
 from closedform.sweeps.stacked import Candidate, Stack, _generator
@@ -85,6 +85,22 @@ def test_equals_training_alone(optimizer, points, dtype):
             assert relative(stacked.get_parameter(name), p) < tolerance, (k, name)
         assert relative(own.lift.weight, start["lift.weight"]) > 100 * tolerance or dtype == torch.float32
         assert relative(linear.weight, head.weight) < tolerance, k
+
+
+@pytest.mark.parametrize("modes", [1, 2, 5, 12])
+@pytest.mark.parametrize("points", [2, 3, 8, 9, 22, 23, 24, 25, 64])
+def test_a_spectral_convolution_is_that_of_fast_transforms(points, modes):
+    torch.manual_seed(points)
+    layer = SpectralConv1d(3, modes).double()
+    x = torch.randn(2, points, 3, dtype=torch.float64)
+    kept = min(modes, points // 2 + 1)
+    spectrum = torch.fft.rfft(x, dim=1, norm="forward")[:, :kept]
+    mixed = torch.einsum("bki,kio->bko", spectrum, torch.view_as_complex(layer.weight.detach())[:kept])
+    expected = torch.fft.irfft(mixed, points, dim=1, norm="forward")
+    assert relative(layer(x), expected) < 1e-12
+    half = layer(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert relative(half.double(), expected) < 0.05
 
 
 @pytest.mark.parametrize("modes", [1, 2, 5, 12])

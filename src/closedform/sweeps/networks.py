@@ -6,7 +6,6 @@ last layer is shared over a grid. Parameters of a stack are those of the backbon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..models.fno import FNO1d
+from ..models.fno import FNO1d, transforms
 
 
 class Network(Protocol):
@@ -81,15 +80,10 @@ class Perceptron:
 
 
 class Operator:
-    """`closedform.models.fno.FNO1d` on fields `(S, n, N, channels)`; the rows are the points of all samples.
-
-    Of the Fourier transform only the lowest modes are wanted, so it is a product with a matrix of `2 modes` columns: less
-    to read and write than the whole spectrum, and nothing that a captured graph would have to plan.
-    """
+    """`closedform.models.fno.FNO1d` on fields `(S, n, N, channels)`; the rows are the points of all samples."""
 
     def __init__(self, backbone: FNO1d):
         self.width, self.channels, self.blocks = backbone.lift.out_features, backbone.channels, len(backbone.spectral)
-        self._waves: dict[tuple, tuple[Tensor, Tensor]] = {}
         names = [name for name, _ in backbone.named_parameters()]
         self._lift = [names.index(f"lift.{part}") for part in ("weight", "bias")]
         self._places = [
@@ -116,22 +110,9 @@ class Operator:
         h = _shared(weight, bias, fields)
         for places in self._places:
             spectral, weight, bias = (params[at] for at in places)
-            waves = self._transforms(N, min(spectral.shape[1], N // 2 + 1), h)
+            waves = transforms(N, min(spectral.shape[1], N // 2 + 1), h.device, h.dtype)
             h = Block.apply(h, n, spectral, weight, bias, *waves)
         return h
-
-    def _transforms(self, N: int, modes: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """From values on N points to the real and imaginary parts of the lowest Fourier coefficients, and back."""
-        key = N, modes, like.device, like.dtype
-        if key not in self._waves:
-            # k j modulo N, so that large grids lose no digits
-            angles = 2 * math.pi / N * (torch.arange(N)[:, None] * torch.arange(modes) % N).double()
-            waves = torch.stack([angles.cos(), -angles.sin()], 2)
-            weights = torch.full((modes, 1), 2.0, dtype=torch.float64)
-            weights[[0, N // 2] if N % 2 == 0 and modes > N // 2 else [0]] = 1.0
-            made = (waves / N).flatten(1), (waves * weights).flatten(1).T.contiguous()
-            self._waves[key] = made[0].to(like), made[1].to(like)
-        return self._waves[key]
 
     def own(self, trained: Tensor, shape: torch.Size) -> Tensor:
         return trained
