@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from closedform import report
 from closedform.data import cifar
@@ -55,7 +57,10 @@ def test_the_full_grids_are_the_papers():
     assert len({grid.digest(c) for c in full}) == len(full) == 8 * len(cell)
     names = [cifar100.name(c) for c in full]
     assert len(set(names)) == len(names)
-    assert all(set(rates) <= set(cifar100.RATES) for rates in cifar100.SOME_RATES.values())
+    assert set(cifar100.RUNGS) < set(cifar100.RATES)
+    starts = cifar100.jobs(["sgd", "adam"], cifar100.BATCH_SIZES)
+    assert len(starts) == 8 * len(cifar100.METHODS)
+    assert all(c["lr"] in cifar100.RUNGS for c in starts)
 
 
 def test_bad_jobs_are_named():
@@ -69,7 +74,7 @@ def test_bad_jobs_are_named():
 
 def test_a_follow_up_is_at_the_best_rate():
     rows = []
-    for lr, accuracy in ((0.5, 0.3), (0.2, 0.6), (0.05, 0.4)):
+    for lr, accuracy in ((0.5, 0.3), (0.2, 0.6), (0.1, 0.4)):
         for method, lam, beta in (("proximal", 1000.0, None), ("ridge", None, 1.0), ("l2", None, None)):
             shared = {"epochs": 2, "limit": math.nan, "source": "cifar100", "net": "resnet18", "precision": "bf16"}
             shared |= {"optimizer": "sgd", "batch_size": 128, "seed": 0, "init": "zeros", "bias": True, "algorithm": 1}
@@ -255,32 +260,55 @@ def test_refining_runs_what_follows_up(tmp_path):
     assert len(seen) == 1 + 8  # the first one is not run again
 
 
-def test_the_script_stops_in_time_and_goes_on(tmp_path, capsys):
-    arguments = [
-        "--out",
-        str(tmp_path),
-        "--size",
-        "quick",
-        "--optimizer",
-        "sgd",
-        "--batch-size",
-        "32",
-        "--method",
-        "l2",
-    ]
-    arguments += ["--source", "synthetic", "--limit", "200", "--net", "small", "--precision", "fp32", "--epochs", "2"]
-    arguments += ["--device", "cpu"]
-    assert cifar100.main([*arguments, "--seconds", "0"]) == 3
-    assert "out of time" in capsys.readouterr().out
+def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
+    configs = quick(methods=["l2"])
+    with pytest.raises(OutOfTime):
+        cifar100.run(tmp_path, configs, deadline=time.perf_counter())
     assert list((tmp_path / "parts").glob("*.checkpoint"))
-    assert cifar100.main([*arguments, "--lr", "7"]) == 0
-    assert "0 runs" in capsys.readouterr().out
-    assert cifar100.main([*arguments, "--seconds", "600"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"1/1 sgd, batch size 32, l2, rate 0.5: test accuracy", out)
-    assert (tmp_path / "results.parquet").is_file()
-    assert cifar100.main([*arguments[:3], "follow-up", *arguments[4:]]) == 0
-    assert "1 runs, 1 of them finished" in capsys.readouterr().out
+    table = cifar100.run(tmp_path, configs, deadline=time.perf_counter() + 600)
+    assert table["step"].max() == 10
+    assert not list((tmp_path / "parts").glob("*.checkpoint"))
+
+
+def test_climbing_and_several_runs_at_once(tmp_path):
+    done = []
+    configs = cifar100.jobs(["sgd"], [32], methods=["l2", "kalman"], **(SMALL | {"epochs": 1}))
+    cifar100.run(tmp_path, configs, runs=4, at_once=2, done=lambda k, n, config: done.append(config))
+    runs = cifar100.collected(tmp_path).groupby(["method", "lr", "forget"], dropna=False).size().reset_index()
+    assert (runs.groupby("method").size() == 4).all()
+    assert runs.loc[runs["method"] == "kalman", "lr"].nunique() == 3
+    assert len(done) == 8
+    one = cifar100.run(tmp_path / "alone", configs, runs=4)
+    both = ["method", "lr", "forget", "test"]
+    pd.testing.assert_frame_equal(
+        one[both].sort_values(both, ignore_index=True),
+        cifar100.collected(tmp_path)[both].sort_values(both, ignore_index=True),
+    )
+
+
+def beside(setting, axis):
+    lr, value = cifar100.RUNGS.index(setting[0]), setting[1]
+    rates = [cifar100.RUNGS[k] for k in (lr - 1, lr + 1) if 0 <= k < len(cifar100.RUNGS)]
+    if axis == "lr":
+        return [(rate, rate) for rate in rates]
+    at = cifar100.LAMBDAS.index(value)
+    lams = [cifar100.LAMBDAS[k] for k in (at - 1, at + 1) if 0 <= k < len(cifar100.LAMBDAS)]
+    return [(rate, value) for rate in rates] + [(setting[0], lam) for lam in lams]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(["lam", "lr"]), st.integers(1, 12), st.data())
+def test_a_climb_goes_beside_the_best_and_never_twice(axis, runs, data):
+    """Whatever the scores: each run is a step of the grid from the best that has a neighbour left; none is repeated."""
+    start = 0.2
+    tried = {(start, start if axis == "lr" else 1000.0): 0.5}
+    while len(tried) < runs:
+        found = cifar100._step(tried, axis, ("lr", axis))
+        assert found not in tried
+        best = max(tried, key=lambda s: (tried[s], -s[0]))
+        free = [s for s in beside(best, axis) if s not in tried]
+        assert found in (free or [s for other in tried for s in beside(other, axis)])
+        tried[found] = data.draw(st.one_of(st.floats(0, 1), st.just(-math.inf)))
 
 
 # ---- Claims --------------------------------------------------------------------------------------

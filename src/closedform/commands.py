@@ -141,12 +141,15 @@ def cifar100(
     optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="May be given more than once.")] = None,
-    full: Annotated[bool, typer.Option(help="The paper's grids of lambda and beta, not a few learning rates.")] = False,
+    full: Annotated[bool, typer.Option(help="All of the paper's grids: some thousand runs.")] = False,
+    runs: Annotated[int | None, typer.Option(min=1, help="Runs that every method has to find its settings.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
     refine: Annotated[int, typer.Option(min=0, help="Follow the best learning rates up, with so many seeds.")] = 0,
     images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    at_once: Annotated[int, typer.Option(min=1, help="So many processes that share the device.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many; the same command goes on.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
@@ -159,7 +162,7 @@ def cifar100(
     configs = experiment.jobs(
         [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
         sorted(set(batch_size or ([128] if quick else experiment.BATCH_SIZES))),
-        size="full" if full else "quick" if quick else "rates",
+        size="full" if full else "quick" if quick else "climb",
         methods=method,
         epochs=epochs or (1 if quick else experiment.EPOCHS),
         seeds=seeds or experiment.SEEDS,
@@ -169,7 +172,16 @@ def cifar100(
         precision="fp32" if _device(device) == "cpu" else "bf16",
     )
     folder = out or Path("runs/cifar100-quick" if quick else "runs/cifar100")
-    _run(experiment, configs, folder, device=_device(device), refine=refine)
+    _run(
+        experiment,
+        configs,
+        folder,
+        device=_device(device),
+        runs=runs or (1 if quick or full else experiment.RUNS),
+        refine=refine,
+        at_once=at_once,
+        deadline=None if seconds is None else time.perf_counter() + seconds,
+    )
 
 
 def timing(
@@ -309,24 +321,23 @@ def _run(
 
             def step(config: dict[str, Any], t: int, total: int) -> None:
                 name = experiment.name(config)
-                if name not in work:  # a stack that the results of others have asked for
+                if name not in work:  # one that the results of others have asked for
                     work[name] = experiment.work(config)
                     progress.update(task, total=sum(work.values()))
                 done = sum(work[other] for other in finished) + work[name] * t / total
                 progress.update(task, completed=done, description=name)
 
             def ended(count: int, total: int, config: dict[str, Any]) -> None:
+                step(config, 1, 1)
                 finished.add(experiment.name(config))
 
             for config in experiment.finished(configs, out):
                 finished.add(experiment.name(config))
             experiment.run(out, configs, **options, progress=step, done=ended)
             progress.update(task, completed=sum(work.values()), description="finished")
-    except KeyboardInterrupt:
-        console.print(
-            f"Stopped with {len(finished)} of {len(work)} stacks finished. The same command goes on from here."
-        )
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        console.print(f"Stopped with {len(finished)} of {len(work)} runs finished. The same command goes on from here.")
+        sys.exit(getattr(stopped, "code", 130))
     except SweepError as failed:
         print(f"closedform: {failed}", file=sys.stderr)
         sys.exit(1)

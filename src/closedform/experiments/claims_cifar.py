@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sweeps import results
-from . import cifar100 as experiment
+from . import cifar100, cifar100_report
 from .claims import Check
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Accuracies:
 
     def __init__(self, table: pd.DataFrame):
         self.table = table
-        self.optimizers = [o for o in experiment.OPTIMIZERS if o in set(table["optimizer"])]
+        self.optimizers = [o for o in cifar100_report.OPTIMIZERS if o in set(table["optimizer"])]
 
     def best(self, by: list[str], study: str = "methods", metric: str = "test", **where: Any) -> dict[Any, float]:
         rows = self.table.loc[self.table["study"] == study]
@@ -35,9 +35,9 @@ class Accuracies:
             rows = rows.loc[rows[column] == value]
         if rows.empty:
             return {}
-        columns = ["optimizer", "batch_size", "method", *experiment.DESIGN, *experiment.SETTINGS]
+        columns = ["optimizer", "batch_size", "method", *cifar100.DESIGN, *cifar100_report.SETTINGS]
         runs = results.finished(rows, columns, select="validation", metric=metric)
-        chosen = results.best(runs, by, [c for c in experiment.SETTINGS if c not in by], lower=False)
+        chosen = results.best(runs, by, [c for c in cifar100_report.SETTINGS if c not in by], lower=False)
         return dict(zip(zip(*(chosen[column] for column in by)), chosen["final"]))
 
     def methods(self, optimizer: str) -> dict[int, dict[str, float]]:
@@ -158,7 +158,7 @@ def _rates(table: Accuracies) -> list[Check]:
 def _confidence(table: Accuracies) -> list[Check]:
     checks = []
     for optimizer in table.optimizers:
-        found = experiment.confidence(table.table, optimizer)
+        found = cifar100_report.confidence(table.table, optimizer)
         pairs = {
             s: (row["cross-entropy"], row["proximal"])
             for s, row in found.items()
@@ -231,7 +231,9 @@ CHECKS = (_proximal, _ridge, _settings, _rates, _confidence, _design, _beyond)
 def check(folder: Path) -> list[Check]:
     """Every check that the results of the folder can answer."""
     table = results.load(folder)
-    if missing := [c for c in ("study", "confidence", "validation", "test", *experiment.SETTINGS) if c not in table]:
+    if missing := [
+        c for c in ("study", "confidence", "validation", "test", *cifar100_report.SETTINGS) if c not in table
+    ]:
         raise ValueError(f"{folder} does not hold results of CIFAR-100: there is no column {missing[0]!r}")
     found = [result for checks in CHECKS for result in checks(Accuracies(table))]
     if not found:
