@@ -5,8 +5,8 @@
 
 Both have the same sizes (4 blocks, ReLU, a coordinate channel, a linear lift) and the same learned last layer in place of
 neuraloperator's projection. Their blocks end without an activation in the last one; ReLU is added there. First the weights
-of ours are put into theirs, and the functions compared; then both are trained from their own initial weights, on the same
-batches of Burgers' equation by Adam; then steps of training are timed in turn.
+of ours are put into theirs, and the functions compared; then both are trained on the same batches of Burgers' equation by
+Adam, from their own initial weights and theirs also from ours; then steps of training are timed in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from closedform.models.fno import FNO1d
 from common import arguments, interleaved, save
 
 BLOCKS, RATE = 4, 1e-3
+NAMES = ("closedform", "neuraloperator")
+STARTED = "neuraloperator from our weights"
 
 
 class Peer(nn.Module):
@@ -88,8 +90,11 @@ def stepper(net: nn.Module, head: nn.Module, x: Tensor, y: Tensor, batch: int):
 
 def made(name: str, width: int, modes: int, seed: int, device: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(seed)
-    net = FNO1d(width, modes, BLOCKS) if name == "closedform" else Peer(width, modes)
-    return net.to(device), nn.Linear(width, 1).to(device)
+    own, head = FNO1d(width, modes, BLOCKS), nn.Linear(width, 1)
+    net = own if name == "closedform" else Peer(width, modes)
+    if name == STARTED:
+        net.take_(own)
+    return net.to(device), head.to(device)
 
 
 def main() -> None:
@@ -111,7 +116,7 @@ def main() -> None:
     split = burgers.load(0, samples=samples, points=points, device=args.device)
     x, y = (t[:, ::stride].contiguous().to(args.device) for t in (split.x_train, split.y_train))
     x_test, y_test = split.x_test.to(args.device), split.y_test.to(args.device)
-    errors: dict[str, list[float]] = {"closedform": [], "neuraloperator": []}
+    errors: dict[str, list[float]] = {name: [] for name in (*NAMES, STARTED)}
     for seed in range(seeds):
         for name, found in errors.items():
             net, head = made(name, width, modes, seed, args.device)
@@ -121,11 +126,12 @@ def main() -> None:
             with torch.no_grad():
                 found.append(float(F.mse_loss(head(net(x_test)).squeeze(2), y_test)))
     means = {f"{name}_mean": statistics.fmean(found) for name, found in errors.items()}
-    rows.append({"what": "test error", "width": width, "epochs": epochs, "batch": batch, **errors, **means})
+    sizes = {"width": width, "epochs": epochs, "batch": batch, "samples": len(x), "points": x.shape[1]}
+    rows.append({"what": "test error", **sizes, **errors, **means})
     print(rows[-1], flush=True)
     for width, modes, batch in ((8, 4, 4),) if small else ((64, 16, 16), (128, 16, 8), (128, 16, 32)):
         fields = torch.randn(2, 4 * batch, 256, device=args.device)
-        sides = {name: stepper(*made(name, width, modes, 0, args.device), *fields, batch) for name in errors}
+        sides = {name: stepper(*made(name, width, modes, 0, args.device), *fields, batch) for name in NAMES}
         times = interleaved(sides, args.device, seconds=1.0 if small else 20.0)
         ratio = times["closedform"]["median_ms"] / times["neuraloperator"]["median_ms"]
         rows.append({"what": "step", "width": width, "batch": batch, "points": 256, **times, "ratio": ratio})
