@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,11 @@ from closedform import commands
 from closedform.data import burgers
 from closedform.experiments import claims, claims_fno, fno, fno_models, fno_samples, stacks
 from closedform.files import claimed
-from closedform.report import panels, summary
+from closedform.report import panels, spec, summary
 from closedform.report.thin import thin
 from closedform.sweeps import loop, results
+
+from .test_project import ROOT, tables
 
 SMALL = {"samples": 40, "points": 512, "stride": 32, "width": 6, "modes": 3}
 QUICK = ["paper", "fno", "--quick", "--batch-size", "4", "--epochs", "2", "--device", "cpu"]
@@ -170,11 +171,11 @@ def test_the_command_stops_in_time_and_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_the_command_may_be_killed_and_goes_on(tmp_path, monkeypatch):
+def test_the_command_may_be_killed_and_goes_on(tmp_path):
     asked = [*QUICK, "--epochs", "150", "--out"]
     code = (
         f"from closedform.experiments import fno; fno.QUICK = {SMALL}\n"
-        "from functools import partial; fno.loop.train = partial(fno.loop.train, every_s=0)\n"
+        "train = fno.loop.train; fno.loop.train = lambda *a, **k: train(*a, **k | {'every_s': 0})\n"
         "from closedform.cli import main; main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *asked, str(tmp_path / "a")], stdout=subprocess.DEVNULL)
@@ -272,12 +273,14 @@ def test_bad_input_is_named(arguments, message, tmp_path):
     assert stacks.name(jobs()[0]) == "sgd, batch size 4"
 
 
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.mark.skipif(not (ROOT / "results" / "fno").is_dir(), reason="no results of Burgers' equation are committed yet")
 def test_the_page_about_burgers_has_the_committed_results():
     page = (ROOT / "docs" / "fno.md").read_text()
+    made = tables()
+    for table in (made.fno, made.fno_peer, made.shared_memory):
+        assert table() in page, table.__name__
     assert claims.markdown(claims.check("fno", ROOT / "results" / "fno")) in page
+    told = " ".join(page.split())
+    for paragraph in spec.load(ROOT / "results" / "fno").text.split("\n\n"):
+        assert " ".join(paragraph.split()) in told
     for figure in re.findall(r"\]\((figures/\S+)\)", page):
         assert (ROOT / "docs" / figure).is_file(), figure

@@ -164,6 +164,7 @@ def train(
         at=loop.marks(stack.total, MARKS),
         at_end={"fine": data["fine"]},
         checkpoint=stacks.checkpoint(folder, config),
+        every_s=120.0,  # nearly a gigabyte at full size
         name=grid.digest(config, __version__),
         progress=progress,
     )

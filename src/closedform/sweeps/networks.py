@@ -84,6 +84,7 @@ class Operator:
 
     def __init__(self, backbone: FNO1d):
         self.width, self.channels, self.blocks = backbone.lift.out_features, backbone.channels, len(backbone.spectral)
+        self._waves: dict[int, tuple[Tensor, Tensor]] = {}
         names = [name for name, _ in backbone.named_parameters()]
         self._lift = [names.index(f"lift.{part}") for part in ("weight", "bias")]
         self._places = [
@@ -111,6 +112,7 @@ class Operator:
         for places in self._places:
             spectral, weight, bias = (params[at] for at in places)
             waves = transforms(N, min(spectral.shape[1], N // 2 + 1), h.device, h.dtype)
+            self._waves[N] = waves  # a captured graph has their addresses, not them
             h = Block.apply(h, n, spectral, weight, bias, *waves)
         return h
 
