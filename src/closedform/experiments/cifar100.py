@@ -39,10 +39,27 @@ BATCH_SIZES = (32, 128, 1024, 4096)
 EPOCHS, SEEDS = 30, 1
 RATES = (10.0, 5.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005)
 LAMBDAS = BETAS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
-RATIOS, FORGETS = (0.1, 1.0, 10.0), (0.9, 0.99, 0.999)  # of the rules that the paper does not have
 RUNS = 5  # that every method has for its settings at one batch size
-RUNGS = (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # the paper's, without the 0.3
-LAM, BETA, RATIO, FORGET = 1000.0, 1.0, 1.0, 0.99  # where the climbs start
+RATIOS, FORGETS = (0.1, 1.0, 10.0, 100.0), (0.9, 0.99, 0.999)  # of the rules that the paper does not have
+LADDERS = {
+    "lr": (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),  # the paper's, without the 0.3
+    "lam": (*LAMBDAS, 1e4, 1e5),  # at small batches the best lies beyond the paper's grid
+    "beta": BETAS,
+    "ratio": RATIOS,
+    "forget": FORGETS,
+}
+# where the climbs start, by batch size: the choices of the runs in `results/cifar100`
+STARTS: dict[str, dict[str, tuple[float, float, float, float]]] = {
+    "cross-entropy": {"lr": (0.05, 0.1, 0.2, 0.2)},
+    "l2": {"lr": (0.001, 0.001, 0.001, 0.001)},
+    "ridge": {"lr": (0.1, 0.2, 2.0, 5.0), "beta": (1.0, 1e3, 1e3, 1.0)},
+    "proximal": {"lr": (0.1, 0.5, 5.0, 10.0), "lam": (1e5, 1e4, 1e3, 1e3)},
+    "generalized": {"lr": (0.1, 0.5, 5.0, 5.0), "ratio": (100.0, 10.0, 1.0, 1.0)},
+    "closed-form cross-entropy": {"lr": (0.1, 0.2, 0.5, 0.2), "ratio": (10.0, 1.0, 0.1, 0.1)},
+    "kalman": {"lr": (0.1, 0.5, 5.0, 5.0), "forget": (0.999, 0.99, 0.99, 0.9)},
+    "kalman cross-entropy": {"lr": (0.1, 0.5, 1.0, 1.0), "forget": (0.99, 0.99, 0.9, 0.9)},
+}
+ADAM = 0.001  # the rate there
 DIVERGED = 0.02  # an accuracy below this is chance, and the next learning rate is lower
 
 OPENING = (
@@ -86,30 +103,27 @@ def jobs(
                 shared = {"epochs": epochs, "limit": limit, "source": source, "net": net, "precision": precision}
                 shared |= {"optimizer": optimizer, "batch_size": batch_size, "seed": seed}
                 for method in chosen:
-                    rates = RATES if size == "full" else (_start(method, optimizer, batch_size),)
-                    made += [_config(shared, method, lr, s) for lr in rates for s in _swept(method, size == "full")]
+                    if size == "full":
+                        made += [_config(shared, method, lr, swept) for lr in RATES for swept in _swept(method)]
+                    else:
+                        made.append(_config(shared, method, **_start(method, optimizer, batch_size)))
     return made
 
 
-def _start(method: str, optimizer: str, batch_size: int) -> float:
-    """The learning rate that a climb starts from. A layer that is learned from one-hot labels needs small ones."""
-    if optimizer == "adam":
-        return 0.001
-    rates = {"l2": (0.01, 0.01, 0.05, 0.05), "cross-entropy": (0.05, 0.1, 0.2, 0.5)}.get(method, (0.1, 0.2, 0.5, 1.0))
-    return rates[sum(batch_size >= size for size in BATCH_SIZES[1:])]
+def _start(method: str, optimizer: str, batch_size: int) -> dict[str, Any]:
+    """What a climb starts from."""
+    column = sum(batch_size >= size for size in BATCH_SIZES[1:])
+    found = {name: values[column] for name, values in STARTS[method].items()}
+    lr = found.pop("lr")
+    return {"lr": ADAM if optimizer == "adam" else lr, "swept": found}
 
 
-def _swept(method: str, full: bool) -> list[dict[str, float]]:
-    """The values of the one setting that a method has besides its learning rate."""
-    if method in ("cross-entropy", "l2"):
+def _swept(method: str, beyond: bool = False) -> list[dict[str, float]]:
+    """All values of the one setting that a method has besides its learning rate: the paper's, or those beyond them too."""
+    axis = next((name for name in STARTS[method] if name != "lr"), None)
+    if axis is None:
         return [{}]
-    if method == "ridge":
-        return [{"beta": beta} for beta in (BETAS if full else (BETA,))]
-    if method == "proximal":
-        return [{"lam": lam} for lam in (LAMBDAS if full else (LAM,))]
-    if method.startswith("kalman"):
-        return [{"forget": forget} for forget in (FORGETS if full else (FORGET,))]
-    return [{"ratio": ratio} for ratio in (RATIOS if full else (RATIO,))]
+    return [{axis: value} for value in (LAMBDAS if axis == "lam" and not beyond else LADDERS[axis])]
 
 
 def _config(shared: dict[str, Any], method: str, lr: float, swept: dict[str, float]) -> dict[str, Any]:
@@ -134,13 +148,14 @@ def _cells(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 
 def climb(table: pd.DataFrame, runs: int = RUNS) -> list[dict[str, Any]]:
     """One more run for every method, optimizer and batch size in a table of runs that has had fewer than `runs`: beside its
-    best so far, a step of the grid up or, if that rate diverged, down. The first three runs of a method are spent on its learning rate, the
-    others on its other setting where it has one; where nothing beside the best is left to try, beside the next best."""
+    best so far, a step of the grid up or, if that rate diverged, down. The first three runs of a method are spent on its
+    learning rate, the others on its other setting where it has one; where nothing beside the best is left to try, beside
+    the next best."""
     made = []
     for base, cell in _cells(table):
         for method, rows in cell.groupby("method", sort=False):
             axis = next((name for name in SETTINGS[1:] if rows[name].notna().any()), "lr")
-            tried = {(row.lr, getattr(row, axis)): row.score for row in rows.itertuples()}
+            tried = {(lr, value): score for lr, value, score in zip(rows["lr"], rows[axis], rows["score"])}
             if len(tried) < runs:
                 step = _step(tried, axis, ("lr", axis) if len(tried) < 3 else (axis, "lr"))
                 made += [] if step is None else [_config(base, str(method), step[0], {axis: step[1], "lr": step[0]})]
@@ -149,10 +164,9 @@ def climb(table: pd.DataFrame, runs: int = RUNS) -> list[dict[str, Any]]:
 
 def _step(tried: dict[tuple[float, float], float], axis: str, order: Iterable[str]) -> tuple[float, float] | None:
     """The neighbour, not tried yet, of the best setting that has one."""
-    grids = {"lr": RUNGS, "lam": LAMBDAS, "beta": BETAS, "ratio": RATIOS, "forget": FORGETS}
     for lr, value in sorted(tried, key=lambda setting: (-tried[setting], setting[0])):
         for moved in order:
-            ladder = grids[moved]
+            ladder = LADDERS[moved]
             at = ladder.index(lr if moved == "lr" else value)
             up = tried[lr, value] > DIVERGED or moved != "lr"
             for k in (at + 1, at - 1) if up else (at - 1, at + 1):
@@ -174,7 +188,7 @@ def follow_up(table: pd.DataFrame, *, seeds: int = 1) -> list[dict[str, Any]]:
             lr = float(best.loc[method, "lr"])  # pyright: ignore[reportArgumentType]
             swept = {k: v for k in SETTINGS[1:] if (v := _plain(k, best.loc[method, k])) is not None}
             made += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, seeds)]
-            made += [_config(base, method, lr, s) for s in _swept(method, full=True)]
+            made += [_config(base, method, lr, s) for s in _swept(method, beyond=True)]
             if method == "proximal":
                 at = _config(base, method, lr, swept)
                 made += [at | {"init": init} for init in INITS if init != at["init"]]

@@ -29,11 +29,12 @@ METHODS = (
 SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
 
 
-def confidence(table: pd.DataFrame, optimizer: str = "sgd") -> dict[int, dict[str, float]]:
-    """The mean largest probability at the end of training, by batch size and method, each at its best setting."""
+def confidence(table: pd.DataFrame, optimizer: str = "sgd", metric: str = "confidence") -> dict[int, dict[str, float]]:
+    """The mean largest probability (or another metric) at the end of training, by batch size and method, each at its best
+    setting."""
     rows = table.loc[(table["study"] == "methods") & (table["optimizer"] == optimizer)]
     by = ["batch_size", "method"]
-    runs = results.finished(rows, [*by, *SETTINGS], select="validation", metric="confidence")
+    runs = results.finished(rows, [*by, *SETTINGS], select="validation", metric=metric)
     best = results.best(runs.loc[runs["score"] > -math.inf], by, SETTINGS, lower=False)
     found: dict[int, dict[str, float]] = {}
     for row in best.itertuples():
