@@ -45,3 +45,10 @@ def test_instrumental_variables(capsys):
     assert errors["deep features"] < 0.5 * errors["two-stage least squares"]
     assert errors["deep features"] < 0.5 * errors["least squares"]
     assert "E[g(X)|Z] = 0" in capsys.readouterr().out
+
+
+def test_fields_to_fields(capsys):
+    errors = example("fields").main(steps=40)
+    assert errors["solved"] < 0.5 * errors["learned"]
+    assert errors["solved"] < 0.15
+    assert "last layer solved" in capsys.readouterr().out

@@ -23,7 +23,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Curves:
-    """`metric` against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
+    """A metric against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
 
     title: str
     caption: str
@@ -31,6 +31,8 @@ class Curves:
     colour: str = "method"
     rows: str | None = "optimizer"
     columns: str | None = "batch_size"
+    metric: str = ""  # the column drawn; empty: the experiment's metric
+    label: str = ""  # of that column
     kind: Literal["curves"] = "curves"
 
 
