@@ -1,7 +1,9 @@
 """The paper's third application and its claims, at a size that takes seconds."""
 
+import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +123,19 @@ def test_claims_hold_where_the_figures_say_so(tmp_path):
     verdicts = made(tmp_path / "bad", bad)
     assert not any(check.holds for check in verdicts)
     assert "16: 0.50" in verdicts[0].figures  # 5 / 10: the mean of the seeds is one above
+
+
+def test_the_page_has_the_committed_results():
+    module = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    tables = importlib.util.module_from_spec(module)
+    module.loader.exec_module(tables)
+    page = (ROOT / "docs" / "iv.md").read_text()
+    assert tables.dfiv() in page
+    assert tables.iv_card() in page
+    assert json.loads((ROOT / "benchmarks/results/iv_card-cpu.json").read_text())["rows"][0]["summary"] in page
+    assert claims.markdown(claims.check("dfiv", ROOT / "results" / "dfiv")) in page
+    for figure in re.findall(r"\]\((figures/\S+)\)", page):
+        assert (ROOT / "docs" / figure).is_file(), figure
 
 
 @pytest.mark.slow
