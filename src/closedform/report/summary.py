@@ -127,7 +127,8 @@ def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
     if len(contested) == 1:
         said += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
     elif contested:
-        said += f" The best one's 95 % interval overlaps no other in {clear} of {len(contested)} cases."
+        many = "no case" if clear == 0 else "one case" if clear == 1 else f"{clear} cases"
+        said += f" In {many} of {len(contested)} the best one's 95 % interval is clear of all others."
     return said
 
 
