@@ -349,7 +349,7 @@ def dfiv() -> str:
         error = f"{row['mse']:.3g} ± {row['mse_std'] / len(row['seeds']) ** 0.5:.2g}"
         error = f"**{error}**" if row["mse"] < row["published_mse"] else error
         chosen = {"points": "100 points", "outcomes": "outcomes"}[row["chosen_by"]]
-        body.append([row["task"], chosen, error, f"{row['published_mse']:.3g} ({seeds})", *times])
+        body.append([row["task"], chosen, error, f"{row['published_mse']:.4g} ({seeds})", *times])
     head = ["task", "chosen by", "ours", "published, mean (seeds)", "ours, s", "published, s", "share"]
     return _markdown(head, body)
 
