@@ -172,6 +172,7 @@ def test_bad_use_is_told_in_a_sentence(host):
         lightning.RefitHead(beta=-1.0)
 
 
+@pytest.mark.slow
 def test_ddp_over_two_processes_is_one_process_on_the_joined_batch(tmp_path):
     script = Path(__file__).with_name("lightning_ddp.py")
     subprocess.run([sys.executable, "-W", "ignore", str(script), str(tmp_path)], check=True, capture_output=True)
