@@ -11,13 +11,25 @@ import pytest
 import torch
 
 DRIVER = Path(__file__).with_name("two_hosts.py")
-UNSHARE = "unshare --user --map-root-user --net --mount --pid --fork --kill-child --mount-proc".split()
+UNSHARE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 
 
 def namespaces_allowed() -> bool:
     if not (shutil.which("unshare") and shutil.which("ip")):
         return False
-    probe = "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add a && ip link add c netns a type veth peer name e"
+    probe = (
+        "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add a && ip link add c netns a type veth peer name e"
+    )
     return subprocess.run([*UNSHARE, "sh", "-c", probe], capture_output=True).returncode == 0
 
 

@@ -99,7 +99,9 @@ def test_clone_pipeline_and_grid_search(host):
     copy = clone(net.fit(*data()))
     torch.manual_seed(0)
     same(copy.fit(*data()).module_, net.module_)
-    search = GridSearchCV(make_pipeline(StandardScaler(), net), {"neuralnetregressor__module__forget": [0.5, 0.99]}, cv=2)
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), net), {"neuralnetregressor__module__forget": [0.5, 0.99]}, cv=2
+    )
     search.fit(*data())
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert int(search.best_estimator_[-1].module_.fc.step) == 16

@@ -129,6 +129,39 @@ def test_resuming_from_a_checkpoint_and_loading_one(host, tmp_path):
     assert torch.allclose(loaded.eval()(ids).logits, whole.eval()(ids).logits, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("origin", ["base", "plain", "other size", "solved"])
+def test_loading_a_model_that_knows_nothing_of_the_head(host, origin, dtype, tmp_path):
+    transformers, _ = host
+    solved = build(host)
+    solved.classifier.solve(torch.randn(5, 8), torch.tensor([0, 1, 2, 1, 0]))
+    if origin == "base":
+        transformers.BertModel(solved.config).save_pretrained(tmp_path)
+    elif origin == "plain":
+        transformers.BertForSequenceClassification(solved.config).save_pretrained(tmp_path)
+    else:
+        solved.save_pretrained(tmp_path)
+    settings = {"num_labels": 5, "ignore_mismatched_sizes": True} if origin == "other size" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = type(solved).from_pretrained(tmp_path, dtype=dtype, **settings)
+    head = model.classifier
+    assert head.weight.dtype == dtype
+    assert not head.weight.requires_grad
+    assert not head.bias.requires_grad
+    assert head.out_features == settings.get("num_labels", 3)
+    assert int(head.step) == int(head.attempts) == (origin == "solved")
+    expected = solved.classifier if origin == "solved" else cf.ClosedFormLinear(8, head.out_features, rule=head.rule)
+    for name, tensor in expected._memory().items():
+        assert torch.equal(head._memory()[name], tensor), name
+    assert (head.master is None) == (dtype == torch.float32)
+    if head.master is not None:
+        assert torch.equal(head.master[:, :8].to(dtype), head.weight)
+    model.train()(torch.zeros(4, LENGTH, dtype=torch.long), labels=torch.tensor([0, 1, 2, 0])).loss.backward()
+    assert int(head.step) == 1 + (origin == "solved")
+    assert int(head.rejected) == 0
+
+
 def test_bad_use_is_told_in_a_sentence(host, tmp_path):
     with pytest.raises(ValueError, match="Model has no ClosedFormLinear, so there is nothing to solve"):
         train(host, build(host, solved=False), data(), tmp_path)

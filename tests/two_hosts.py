@@ -2,9 +2,9 @@
 
     unshare --user --map-root-user --net --mount --pid --fork --kill-child python tests/two_hosts.py FOLDER --namespaces
 
-With --namespaces each host is a network namespace with an address of its own, joined by a virtual cable. They are made inside
-namespaces of the caller's, so nothing of the machine's network is touched and all is gone when this process ends. Without,
-the hosts are two loopback addresses. FOLDER gets the checkpoints `undisturbed/` and `disturbed/`, and `hosts.json`.
+With --namespaces each host is a network namespace with an address of its own, joined by a virtual cable. They are made
+inside namespaces of the caller's, so nothing of the machine's network is touched and all is gone when this process ends.
+Without, the hosts are two loopback addresses. FOLDER gets the checkpoints `undisturbed/` and `disturbed/`, and `hosts.json`.
 """
 
 from __future__ import annotations

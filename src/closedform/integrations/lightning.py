@@ -56,8 +56,8 @@ class ClosedFormCallback(Callback):
                 f"training_step of {type(pl_module).__name__} ended without a forward of the ClosedFormLinear in training "
                 "mode, so it was not solved: call it there"
             )
-        self.log("closedform/rejected", head.rejected.float(), on_step=True, on_epoch=False)
-        self.log("closedform/norm", head.weight.norm(), on_step=True, on_epoch=False)
+        pl_module.log("closedform/rejected", head.rejected.float(), on_step=True, on_epoch=False)
+        pl_module.log("closedform/norm", head.weight.norm(), on_step=True, on_epoch=False)
 
 
 class RefitHead(Callback):
@@ -80,7 +80,8 @@ class RefitHead(Callback):
         name: str | None = None,
     ):
         lambdas.check(beta, "beta", positive=False)
-        self.beta, self.targets, self.inputs, self.name = beta, targets, inputs, name
+        self.beta: lambdas.Lambda | lambdas.per_sample = beta
+        self.targets, self.inputs, self.name = targets, inputs, name
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         head_of(pl_module, self.name)
@@ -94,6 +95,8 @@ class RefitHead(Callback):
         for batch in loader:
             y, weight = targets_of(batch, self.targets)
             if self.inputs is None and not isinstance(batch, (tuple, list)):
-                raise ValueError(f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs=")
+                raise ValueError(
+                    f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs="
+                )
             x = batch[0] if self.inputs is None else self.inputs(batch)
             yield (x, y) if weight is None else (x, y, weight)

@@ -37,8 +37,8 @@ class ClosedFormCallback(Callback):
 
     def on_batch_begin(self, net: NeuralNet, batch: Any = None, training: bool | None = None, **kwargs: Any) -> None:
         if training:
-            _, y = unpack_data(batch)
-            head_of(net.module_, self.name).observe(to_tensor(y, device=net.device))
+            y: Any = to_tensor(unpack_data(batch)[1], device=net.device)
+            head_of(net.module_, self.name).observe(y)
 
     def on_epoch_end(self, net: NeuralNet, **kwargs: Any) -> None:
         net.history.record("rejected_solves", int(head_of(net.module_, self.name).rejected))

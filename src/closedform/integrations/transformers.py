@@ -44,6 +44,19 @@ class ClosedFormMixin:
             head.observe(*self.solved_targets(head, self._labels(args, kwargs)))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As ever. A head that the checkpoint does not have, or only as a plain layer, starts with a fresh memory, where
+        transformers would leave what happened to be in the computer's; and it has no gradient, which transformers forgets.
+        """
+        wanted = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)  # type: ignore[misc]
+        absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+        for path, head in model.named_modules():
+            if isinstance(head, ClosedFormLinear):
+                head.take_over({name for name in head.state_dict() if f"{path}.{name}" in absent})
+        return (model, info) if wanted else model
+
     def solved_targets(self, head: ClosedFormLinear, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the head is solved for: targets, and sample weights or None. Override it where the model's labels are not
         those of its outputs one by one, as in a causal language model.
