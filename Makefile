@@ -26,6 +26,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/sweep_throughput.py
+	$(BIN)/python benchmarks/communication.py
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .ruff_cache

@@ -129,6 +129,13 @@ def test_resuming_from_a_checkpoint_and_loading_one(host, tmp_path):
     assert torch.allclose(loaded.eval()(ids).logits, whole.eval()(ids).logits, atol=1e-6)
 
 
+def test_gradient_checkpointing_solves_once_a_step(host, tmp_path):
+    samples = data()
+    model = train(host, build(host), samples, tmp_path, gradient_checkpointing=True)
+    close(model, plain(build(host), samples))
+    assert int(model.classifier.attempts) == STEPS
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("origin", ["base", "plain", "other size", "solved"])
 def test_loading_a_model_that_knows_nothing_of_the_head(host, origin, dtype, tmp_path):

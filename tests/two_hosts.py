@@ -86,18 +86,27 @@ def run(folder: Path, namespaces: bool, port: int, steps: int, disturbed: bool) 
     """Trains to the end; `disturbed`, host b is killed once the first checkpoint is there, and started again."""
     folder.mkdir(parents=True)
     a, b = (Host(name, namespaces, folder, port, steps).start() for name in "ab")
-    killed_at = None
-    if disturbed:
-        deadline = time.monotonic() + PATIENCE
-        while not (killed_at := step_of(folder / "checkpoint.pt")):
-            if time.monotonic() > deadline or a.process.poll() is not None or b.process.poll() is not None:
-                raise SystemExit(f"no checkpoint came:\n{a.log.read_text()}\n{b.log.read_text()}")
-            time.sleep(0.01)
-        b.kill()
-        b.start()
-    a.finish()
-    b.finish()
+    try:
+        killed_at = disturb(a, b) if disturbed else None
+        a.finish()
+        b.finish()
+    finally:
+        for host in (a, b):
+            if host.process.poll() is None:
+                host.kill()
     return {"killed_at": killed_at, "addresses": [a.address, b.address], "log": b.log.read_text()}
+
+
+def disturb(a: Host, b: Host) -> int:
+    """Kill host b once there is a checkpoint, and start it again; returns the step of that checkpoint."""
+    deadline = time.monotonic() + PATIENCE
+    while not (step := step_of(a.folder / "checkpoint.pt")):
+        if time.monotonic() > deadline or a.process.poll() is not None or b.process.poll() is not None:
+            raise SystemExit(f"no checkpoint came:\n{a.log.read_text()}\n{b.log.read_text()}")
+        time.sleep(0.01)
+    b.kill()
+    b.start()
+    return step
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class ClosedFormMixin:
         """What the head is solved for: targets, and sample weights or None. Override it where the model's labels are not
         those of its outputs one by one, as in a causal language model.
 
-        Labels `(n,)` of a single output are targets `(n, 1)`; of labels of tokens `(n, length)` those of -100 do not count."""
+        Labels `(n,)` of a single output are targets `(n, 1)`; of tokens' labels `(n, length)` those of -100 do not count."""
         if not head.loss.labels:
             return (labels[:, None] if labels.ndim == 1 and head.out_features == 1 else labels), None
         if labels.is_floating_point() or labels.ndim == 1:
