@@ -78,22 +78,63 @@ def memory() -> str:
             f"{row['square_bytes'] / 2**20:.1f}",
         ]
         for row in _rows("memory-cuda")
+        if "points" not in row
     ]
     return _markdown(["rows", "d", "outputs", "peak MiB", "a d x d matrix, MiB"], body)
 
 
+def shared_memory() -> str:
+    """What a solve of a layer shared over space takes, beyond its inputs (docs/fno.md)."""
+    body = [
+        [
+            str(row["batch"]),
+            f"{row['points']:,}",
+            str(row["d"]),
+            f"{row['phi_bytes'] / 2**20:.1f}",
+            f"{row['peak_bytes'] / 2**20:.1f}",
+        ]
+        for row in _rows("memory-cpu")
+        if "points" in row
+    ]
+    return _markdown(["batch", "points", "features", "features, MiB", "peak of a solve, MiB"], body)
+
+
+def fno_peer() -> str:
+    """A step of training our operator and neuraloperator's (docs/fno.md)."""
+    body = [
+        [
+            str(row["width"]),
+            str(row["batch"]),
+            *(f"{row[name]['median_ms']:.1f}" for name in ("closedform", "neuraloperator")),
+            f"{row['ratio']:.2f}",
+        ]
+        for row in _rows("fno_peer-cpu")
+        if row["what"] == "step"
+    ]
+    return _markdown(["width", "batch", "ours, ms", "neuraloperator, ms", "ratio"], body)
+
+
+def fno(experiment: str = "fno") -> str:
+    """Test error on all points of Burgers' equation, at the best setting of each method."""
+    return _best(experiment, ".3g")
+
+
 def qm9() -> str:
     """Test error on QM9, at the best setting of each method."""
+    return _best("qm9", ".4f")
+
+
+def _best(name: str, digits: str) -> str:
     from closedform.report import panels, summary
 
-    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / "qm9"))
+    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / name))
     methods = [entry.method for entry in facets[0].entries]
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
     for facet in facets:
         cells = {}
         for entry in facet.entries:
-            text = f"{entry.final:.4f}" + ("" if entry.seeds > 1 else "¹")
+            text = f"{entry.final:{digits}}" + ("" if entry.seeds > 1 else "¹")
             text = f"diverges ({entry.diverged}/{entry.seeds})" if entry.diverged else text
             cells[entry.method.key] = f"**{text}**" if entry.best else text
         for row, method in zip(body, methods):
@@ -128,18 +169,28 @@ def accuracies(experiment: str = "cifar100") -> str:
 
 
 def settings(experiment: str = "cifar100") -> str:
-    """The setting that the validation accuracy chose for each method."""
+    """The setting that the validation accuracy chose for each method: ↑ the largest that was tried, ↓ the smallest."""
     from closedform.report import panels, summary, text
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, spec)
+    rows = table[table["study"] == "methods"]
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = []
     for method in spec.methods:
         cells = [method.label]
-        for facet in facets:
+        for name, facet in zip(head[1:], facets):
             found = [entry.settings for entry in facet.entries if entry.method.key == method.key]
-            cells.append("; ".join(value for value in found[0] if value != text.MISSING) if found else "")
+            own = rows[
+                (rows["method"] == method.key) & (rows["optimizer"] + ", " + rows["batch_size"].astype(str) == name)
+            ]
+            shown = []
+            for column, value in zip(spec.settings, found[0] if found else ()):
+                if value != text.MISSING:
+                    tried = sorted(own[column].unique())
+                    ends = {f"{tried[0]:g}": "↓", f"{tried[-1]:g}": "↑"} if len(tried) > 1 else {}
+                    shown.append(value + ends.get(f"{float(value.replace(',', '')):g}", ""))
+            cells.append("; ".join(shown))
         body.append(cells)
     return _markdown(head, body)
 
@@ -166,8 +217,10 @@ def generalized(device: str = "cuda") -> str:
     body = []
     for row in _rows(f"generalized-{device}"):
         cells = [row["n"], row["d"], row["classes"], f"{row['ours']['median_ms']:.2f}"]
-        cells += [f"{row[f'{side}_over_ours']:.0f}" for side in ("inverses", "solves")] + [
-            f"{row['ours_over_squared']:.1f}"
+        cells += [
+            f"{row['inverses_over_ours']:.0f}",
+            f"{row['solves_over_ours']:.1f}",
+            f"{row['ours_over_squared']:.1f}",
         ]
         cells += [f"{row['captured_ours_over_squared']:.1f}"] if captured else []
         body.append([str(cell) for cell in cells])
@@ -302,8 +355,8 @@ def tabular_lambda() -> str:
 
 if __name__ == "__main__":
     for table in (
-        qm9, sweep_throughput, accuracies, settings, confidence, generalized, solve_time, step_overhead, memory,
-        communication, diagnose_overhead,
+        qm9, fno, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized, solve_time,
+        step_overhead, memory, communication, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
     ):  # fmt: skip
         try:

@@ -22,7 +22,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Curves:
-    """`metric` against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
+    """A metric against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
 
     title: str
     caption: str
@@ -30,6 +30,8 @@ class Curves:
     colour: str = "method"
     rows: str | None = "optimizer"
     columns: str | None = "batch_size"
+    metric: str = ""  # the column drawn; empty: the experiment's metric
+    label: str = ""  # of that column
     kind: Literal["curves"] = "curves"
 
 
@@ -60,6 +62,7 @@ class Experiment:
     figures: tuple[Curves | Sensitivity, ...]
     where: dict[str, list] = field(default_factory=dict)  # the rows that the table of best settings is about
     lower: bool = True  # whether less of the metric is better
+    failed: float | None = None  # a setting whose `select` is worse than this is chosen only where there is no other
     log: bool = True  # whether the metric's axis is logarithmic at first
     environment: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of columns, where they should read otherwise
