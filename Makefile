@@ -10,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/closedform paper qm9 --quick
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-all: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
