@@ -10,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/closedform paper qm9 --quick
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-all: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -26,11 +26,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/sweep_throughput.py
+	$(BIN)/python benchmarks/communication.py
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .ruff_cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,iv,dask,sklearn,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,iv,dask,sklearn,lightning,transformers,skorch,dev]"
 	touch $(STAMP)
