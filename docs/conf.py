@@ -1,0 +1,42 @@
+"""The site: `make docs` writes it to build/docs. Nothing in it is loaded from elsewhere, so it can be read offline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import closedform
+
+sys.path.insert(0, str(Path(__file__).parent))
+import docstrings  # beside this file
+
+project = "closedform"
+author = "The closedform developers"
+copyright = author
+version = release = closedform.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+exclude_patterns = ["figures/**"]
+source_suffix = {".md": "markdown"}
+
+myst_heading_anchors = 3  # as GitHub has them, so that links work in both places
+myst_enable_extensions = ["colon_fence"]
+
+default_role = "literal"  # docstrings write code in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "show-inheritance": True}
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"closedform {release}"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", docstrings.convert)
