@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils.nodes import SkipNode
+from docutils.utils.math import latex2mathml
+
 import closedform
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,7 +24,8 @@ exclude_patterns = ["figures/**"]
 source_suffix = {".md": "markdown"}
 
 myst_heading_anchors = 3  # as GitHub has them, so that links work in both places
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "mathml"  # browsers have it built in: no script, no fonts
 
 default_role = "literal"  # docstrings write code in single backticks
 autodoc_member_order = "bysource"
@@ -38,5 +42,16 @@ html_copy_source = False
 html_show_sphinx = False
 
 
+def _inline(self: Any, node: Any) -> None:
+    self.body.append(latex2mathml.tex2mathml(node.astext()))
+    raise SkipNode
+
+
+def _block(self: Any, node: Any) -> None:
+    self.body.append(f"<p>{latex2mathml.tex2mathml(node.astext(), as_block=True)}</p>")
+    raise SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("autodoc-process-docstring", docstrings.convert)
