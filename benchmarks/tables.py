@@ -62,22 +62,63 @@ def memory() -> str:
             f"{row['square_bytes'] / 2**20:.1f}",
         ]
         for row in _rows("memory-cuda")
+        if "points" not in row
     ]
     return _markdown(["rows", "d", "outputs", "peak MiB", "a d x d matrix, MiB"], body)
 
 
+def shared_memory() -> str:
+    """What a solve of a layer shared over space takes, beyond its inputs (docs/fno.md)."""
+    body = [
+        [
+            str(row["batch"]),
+            f"{row['points']:,}",
+            str(row["d"]),
+            f"{row['phi_bytes'] / 2**20:.1f}",
+            f"{row['peak_bytes'] / 2**20:.1f}",
+        ]
+        for row in _rows("memory-cpu")
+        if "points" in row
+    ]
+    return _markdown(["batch", "points", "features", "features, MiB", "peak of a solve, MiB"], body)
+
+
+def fno_peer() -> str:
+    """A step of training our operator and neuraloperator's (docs/fno.md)."""
+    body = [
+        [
+            str(row["width"]),
+            str(row["batch"]),
+            *(f"{row[name]['median_ms']:.1f}" for name in ("closedform", "neuraloperator")),
+            f"{row['ratio']:.2f}",
+        ]
+        for row in _rows("fno_peer-cpu")
+        if row["what"] == "step"
+    ]
+    return _markdown(["width", "batch", "ours, ms", "neuraloperator, ms", "ratio"], body)
+
+
+def fno() -> str:
+    """Test error on all points of Burgers' equation, at the best setting of each method."""
+    return _best("fno", ".3g")
+
+
 def qm9() -> str:
     """Test error on QM9, at the best setting of each method."""
+    return _best("qm9", ".4f")
+
+
+def _best(name: str, digits: str) -> str:
     from closedform.report import panels, summary
 
-    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / "qm9"))
+    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / name))
     methods = [entry.method for entry in facets[0].entries]
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
     for facet in facets:
         cells = {}
         for entry in facet.entries:
-            text = f"{entry.final:.4f}" + ("" if entry.seeds > 1 else "¹")
+            text = f"{entry.final:{digits}}" + ("" if entry.seeds > 1 else "¹")
             text = f"diverges ({entry.diverged}/{entry.seeds})" if entry.diverged else text
             cells[entry.method.key] = f"**{text}**" if entry.best else text
         for row, method in zip(body, methods):
@@ -286,8 +327,8 @@ def tabular_lambda() -> str:
 
 if __name__ == "__main__":
     for table in (
-        qm9, sweep_throughput, accuracies, settings, confidence, generalized, solve_time, step_overhead, memory,
-        diagnose_overhead,
+        qm9, fno, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized, solve_time,
+        step_overhead, memory, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
     ):  # fmt: skip
         try:

@@ -134,6 +134,9 @@ def test_few_rows_take_no_square_matrix(tmp_path):
     for row in rows:
         if row["d"] >= 4096:
             assert row["peak_bytes"] < row["square_bytes"] / 5
+    few, many = (row["peak_bytes"] for row in rows if "points" in row)  # of a layer shared over 256 and 8,192 points
+    assert many < 10 * few, "32 times the points"
+    assert many < next(row["phi_bytes"] for row in rows if row.get("points") == 8192)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the triton package for its interpreter")
