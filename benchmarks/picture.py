@@ -37,7 +37,9 @@ def draw(out: Path) -> None:
                     continue
                 label, colour, dashes = LINES[method]
                 epochs = [50 * step / line.x[-1] for step in line.x]
-                axes.plot(epochs, line.y, color=colour, dashes=dashes, label=label, lw=2.2 if method == "kalman" else 1.4)
+                axes.plot(
+                    epochs, line.y, color=colour, dashes=dashes, label=label, lw=2.2 if method == "kalman" else 1.4
+                )
             axes.yaxis.set(
                 major_locator=FixedLocator([0.06, 0.08, 0.1, 0.15, 0.2, 0.3]),
                 minor_locator=NullLocator(),

@@ -1,5 +1,6 @@
 """The pages: what they link to is there, what they say is what was measured, and their code runs."""
 
+import doctest
 import functools
 import html.parser
 import importlib.util
@@ -87,7 +88,9 @@ def test_no_advice_without_a_number_that_is_checked(page):
     """Every decimal and per cent is marked, but for settings and definitions."""
     text = sentences().MARKED.sub("", prose((DOCS / f"{page}.md").read_text(encoding="utf-8")))
     text = re.sub(r"(Theorem|Propositions?|and|\[)\s?\d\.\d(\]|\b)", "", text)
-    text = re.sub(r"within 1\.25 of the best|one 0\.1 off|difference of 2 %|the 95 % intervals|training error to 1e-5", "", text)
+    text = re.sub(
+        r"within 1\.25 of the best|one 0\.1 off|difference of 2 %|the 95 % intervals|training error to 1e-5", "", text
+    )
     text = re.sub(r"^ *\| 0\.[01]+ \|", "", text, flags=re.M)  # learning rates, at the head of a row
     assert re.findall(r"[^\n]*(?:\d+\.\d+|\d\s?%|\de-\d)[^\n]*", text) == []
 
@@ -118,7 +121,9 @@ def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
 def test_the_first_picture_is_drawn_from_the_results(tmp_path):
     pytest.importorskip("matplotlib")
     load(ROOT / "benchmarks" / "picture.py").draw(tmp_path / "learning.svg")
-    drawn, shown = (path.read_text(encoding="utf-8") for path in (tmp_path / "learning.svg", DOCS / "figures/learning.svg"))
+    drawn, shown = (
+        path.read_text(encoding="utf-8") for path in (tmp_path / "learning.svg", DOCS / "figures/learning.svg")
+    )
 
     def words(svg):
         return re.findall(r">([^<>\n]+)</text>", svg)
@@ -129,9 +134,12 @@ def test_the_first_picture_is_drawn_from_the_results(tmp_path):
 
 def test_docstrings_become_restructured_text():
     docstrings = load(DOCS / "docstrings.py")
-    lines = ["A `Rule` for |W|, coef_.", "", "lam: how", "    much", "beta: `a|b_`", "", "    x = 1", "", "    y = 2", "", "Then::", "",
-             "    a <- b if", "", "| a | b |", "|---|---|", "| c | d |", "", "Attributes", "----------", "loss_ : one", "",
-             ">>> 1", "1"]  # fmt: skip
+    assert doctest.testmod(docstrings).failed == 0
+    lines = [
+        "A `Rule` for |W|, coef_.", "", "lam: how", "    much", "beta: `a|b_`", "", "    x = 1", "", "    y = 2", "",
+        "Then::", "", "    a <- b if", "", "| a | b |", "|---|---|", "| c | d |", "",
+        "Attributes", "----------", "loss_ : one", "", ">>> 1", "1",
+    ]  # fmt: skip
     docstrings.convert(None, "", "", None, None, lines)
     assert lines == [
         r"A `Rule` for \|W\|, coef\_.", "", "* `lam`: how", "  much", "* `beta`: `a|b_`", "",
@@ -208,7 +216,10 @@ def test_the_site_on_a_telephone(site, scheme):
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-        page.on("request", lambda request: wrong.append(request.url) if "://" in request.url.replace("file://", "") else None)
+        page.on(
+            "request",
+            lambda request: wrong.append(request.url) if "://" in request.url.replace("file://", "") else None,
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         for path in sorted(site.glob("*.html")):
             page.goto(path.as_uri())
