@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import closedform as cf
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
@@ -103,6 +105,14 @@ def test_a_wrong_number_is_noticed():
     assert found.check(mark) is None
     with pytest.raises(KeyError, match="no 'calman' there; known are l2"):
         found.value("qm9.sgd.32.calman")
+
+
+def test_the_reference_has_everything_public():
+    listed = {name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"automodule:: (\S+)", page.read_text())}
+    for name in listed:
+        assert importlib.util.find_spec(name), name
+    public = [getattr(cf, name) for name in cf.__all__]
+    assert {getattr(thing, "__module__", None) or thing.__name__ for thing in public} <= listed
 
 
 def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
