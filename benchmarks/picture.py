@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SIZES = ("32", "256")
-LINES = {  # label, colour, dashes
+LINES = {  # label, colour, dashes; in the order of the legend
     "l2": ("learned", "#6b7280", (None, None)),
     "l2 cosine": ("learned, falling rate", "#6b7280", (1, 1.5)),
-    "proximal": ("the paper's proximal rule", "#1d4ed8", (5, 2)),
-    "proximal cosine": ("the same, falling rate", "#60a5fa", (5, 2, 1, 2)),
     "kalman": ("ours: Kalman, falling rate", "#059669", (None, None)),
+    "proximal": ("the paper's proximal rule", "#1d4ed8", (5, 2)),
+    "proximal cosine": ("proximal, falling rate", "#60a5fa", (5, 2, 1, 2)),
 }
 
 
@@ -28,7 +28,7 @@ def draw(out: Path) -> None:
     curves = panels.figures(*panels.read(ROOT / "results" / "qm9"))[0]
     found = {panel.title: panel for panel in curves.panels}
     with matplotlib.rc_context(figures.RC | {"font.size": 9.5, "svg.hashsalt": "closedform"}):
-        picture = Figure(figsize=(7.2, 3.1), layout="constrained")
+        picture = Figure(figsize=(5.8, 3.5), layout="constrained")
         for axes, size in zip(picture.subplots(1, 2, sharey=True), SIZES):
             axes.set(yscale="log", ylim=(0.052, 0.3), xlim=(0, 50), title=f"batch size {size}", xlabel="epoch")
             for line in found[f"sgd, batch size {size}"].lines:
@@ -46,8 +46,9 @@ def draw(out: Path) -> None:
                 major_formatter=FuncFormatter(lambda error, _: f"{error:g}"),
             )
         picture.axes[0].set_ylabel("test error (mean squared)")
-        handles, labels = picture.axes[1].get_legend_handles_labels()
-        picture.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, handlelength=2.6)
+        shown = {line.get_label(): line for line in picture.axes[1].lines}
+        handles = [shown[label] for label, _, _ in LINES.values()]
+        picture.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, handlelength=2.6)
         buffer = io.StringIO()
         picture.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     out.write_text(re.sub(r"\n +", "\n", buffer.getvalue()), encoding="utf-8")

@@ -108,7 +108,9 @@ def test_a_wrong_number_is_noticed():
 
 
 def test_the_reference_has_everything_public():
-    listed = {name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"automodule:: (\S+)", page.read_text())}
+    listed = {
+        name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"automodule:: (\S+)", page.read_text())
+    }
     for name in listed:
         assert importlib.util.find_spec(name), name
     public = [getattr(cf, name) for name in cf.__all__]
