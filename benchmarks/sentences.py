@@ -49,11 +49,11 @@ def value(key: str) -> float:
     return float(found)
 
 
-def check(mark: re.Match[str]) -> str | None:
-    """What is wrong with a marked number, if anything is."""
-    exact = value(mark["key"])
+def check(mark: re.Match[str], within: str = "") -> str | None:
+    """What is wrong with a marked number, if anything is; `within` stands before all keys of a page."""
+    exact = value(within + mark["key"])
     if mark["sign"]:
-        other = value(mark["other"])
+        other = value(within + mark["other"])
         exact = exact / other if mark["sign"] == "/" else exact - other
     exact *= 100 if mark["percent"] else 1
     shown = float(mark["number"].replace(",", ""))

@@ -15,22 +15,16 @@ import pytest
 
 import closedform as cf
 
+from .scripts import load
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 MEASURED = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("choosing", "faq", "performance"))]
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
 def sentences():
-    return load(ROOT / "benchmarks" / "sentences.py")
+    return load("benchmarks/sentences.py")
 
 
 def prose(text):
@@ -132,7 +126,7 @@ def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
 
 def test_the_first_picture_is_drawn_from_the_results(tmp_path):
     pytest.importorskip("matplotlib")
-    load(ROOT / "benchmarks" / "picture.py").draw(tmp_path / "learning.svg")
+    load("benchmarks/picture.py").draw(tmp_path / "learning.svg")
     drawn, shown = (
         path.read_text(encoding="utf-8") for path in (tmp_path / "learning.svg", DOCS / "figures/learning.svg")
     )
@@ -145,7 +139,7 @@ def test_the_first_picture_is_drawn_from_the_results(tmp_path):
 
 
 def test_docstrings_become_restructured_text():
-    docstrings = load(DOCS / "docstrings.py")
+    docstrings = load("docs/docstrings.py")
     assert doctest.testmod(docstrings).failed == 0
     lines = [
         "A `Rule` for |W|, coef_.", "", "lam: how", "    much", "beta: `a|b_`", "", "    x = 1", "", "    y = 2", "",
@@ -200,9 +194,9 @@ def test_the_site_needs_no_network_and_its_links_lead_somewhere(site):
     pages = {path: Page(path) for path in site.rglob("*.html")}
     assert len(pages) > 15
     for path, page in pages.items():
-        for load in page.loads:
-            assert not urlsplit(load).netloc, f"{path.name} loads {load}"
-            assert (path.parent / unquote(urlsplit(load).path)).is_file() or load.startswith("data:"), load
+        for loaded in page.loads:
+            assert not urlsplit(loaded).netloc, f"{path.name} loads {loaded}"
+            assert (path.parent / unquote(urlsplit(loaded).path)).is_file() or loaded.startswith("data:"), loaded
         for link in page.leads:
             parts = urlsplit(link)
             if parts.scheme or link in ("#", ""):

@@ -15,14 +15,13 @@ import closedform as cf
 from closedform.experiments import claims
 from closedform.models.resnet import resnet18, resnet50
 
+from .scripts import load
+
 ROOT = Path(__file__).parents[1]
 
 
 def tables():
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("benchmarks/tables.py")
 
 
 def test_the_page_about_performance_has_the_committed_results():
