@@ -30,6 +30,7 @@ AIMS = {"captured": 1.02, "eager": 1.05}
 def all_of_them() -> dict[str, Any]:
     return {
         "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms()},
+        "fno": _experiment("fno"),
         "cifar100": _experiment("cifar100"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
