@@ -29,9 +29,9 @@ AIMS = {"captured": 1.02, "eager": 1.05}
 @functools.cache
 def all_of_them() -> dict[str, Any]:
     return {
-        "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms()},
+        "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms(), "zeros": _zeros()},
         "fno": _experiment("fno"),
-        "cifar100": _experiment("cifar100"),
+        "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "memory": _memory(),
@@ -119,6 +119,29 @@ def _algorithms() -> dict[str, float]:
     table = claims.Table(results.load(ROOT / "results" / "qm9"))
     found = table.best(["batch_size", "algorithm"], "algorithms")
     return {str(size): found[size, 2] / found[size, 1] for size in table.batch_sizes}
+
+
+def _zeros() -> dict[str, dict[str, float]]:
+    """On QM9, the error from a last layer of zeros over that from the best random one, by optimizer and batch size."""
+    from closedform.experiments import claims
+    from closedform.sweeps import results
+
+    table, ratios = claims.Table(results.load(ROOT / "results" / "qm9")), {}
+    for optimizer in ("sgd", "adam"):
+        found = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
+        for size in table.batch_sizes:
+            others = min(error for (at, init), error in found.items() if at == size and init != "zeros")
+            ratios.setdefault(optimizer, {})[str(size)] = found[size, "zeros"] / others
+    return ratios
+
+
+def _initial_layers() -> dict[str, float]:
+    """The accuracy on CIFAR-100 at batch size 128 from each initial layer."""
+    from closedform.sweeps import results
+
+    table = results.load(ROOT / "results" / "cifar100")
+    rows = table[table["study"] == "initialisation"]
+    return {str(init): float(own.sort_values("step")["test"].iloc[-1]) for init, own in rows.groupby("init")}
 
 
 def _solve_time(device: str) -> dict[str, Any]:
