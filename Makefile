@@ -22,7 +22,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 docs: $(STAMP)
-	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/doctrees docs build/docs
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/solve_time.py

@@ -17,6 +17,8 @@ MARK = re.compile(r"(?<=\w)_(?!\w)|[|]")  # the start of a reference and of a su
 
 def convert(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """The hook: changes the lines in place."""
+    if lines and lines[0].startswith("Alias for field number"):  # what Python says of every field of a named tuple
+        lines.clear()
     lines[:] = [line for block in _blocks(lines) for line in (*_converted(block), "")]
 
 

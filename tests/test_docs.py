@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 
 import closedform as cf
 
@@ -99,6 +100,18 @@ def test_a_wrong_number_is_noticed():
     assert found.check(mark) is None
     with pytest.raises(KeyError, match="no 'calman' there; known are l2"):
         found.value("qm9.sgd.32.calman")
+
+
+def test_the_rules_that_are_advised_exist():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    space = {"cf": cf, "opt": optimizer, "relative": cf.lambdas.relative, "follow_lr": cf.lambdas.follow_lr}
+    advised = re.findall(r"`(cf\.[A-Z]\w+\([^`]*\))`", (DOCS / "choosing.md").read_text(encoding="utf-8"))
+    assert len(advised) >= 5
+    phi, y = torch.randn(16, 3), torch.randn(16, 2)
+    for rule in advised:
+        head = cf.ClosedFormLinear(3, 2, rule=eval(rule, space))  # the page is ours
+        head.solve(phi, y)
+        assert int(head.step) == 1, rule
 
 
 def test_the_reference_has_everything_public():
