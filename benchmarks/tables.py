@@ -98,9 +98,9 @@ def fno_peer() -> str:
     return _markdown(["width", "batch", "ours, ms", "neuraloperator, ms", "ratio"], body)
 
 
-def fno() -> str:
+def fno(experiment: str = "fno") -> str:
     """Test error on all points of Burgers' equation, at the best setting of each method."""
-    return _best("fno", ".3g")
+    return _best(experiment, ".3g")
 
 
 def qm9() -> str:

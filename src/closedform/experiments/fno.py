@@ -235,7 +235,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
         text=(
             f"{samples:,} initial conditions and their solutions at time 1, viscosity 0.1, on {points:,} points, split "
             f"{burgers.SPLIT[0]}/{burgers.SPLIT[1]}/{burgers.SPLIT[2]}"
-            f"{'' if samples == burgers.SAMPLES else ' in proportion'}; training on every {stride}th point ({coarse}); "
+            f"{'' if samples == burgers.SAMPLES else ' in proportion'}; training on one point in {stride} ({coarse}); "
             f"{BLOCKS} blocks of width {int(first['width'])} with {int(first['modes'])} modes; "
             f"{int(first['epochs'])} epochs at a constant rate; SGD with Nesterov momentum 0.9 from a last layer of zeros, "
             "Adam from a LeCun one; "
