@@ -58,8 +58,9 @@ def check(mark: re.Match[str], within: str = "") -> str | None:
         exact = exact / other if mark["sign"] == "/" else exact - other
     exact *= 100 if mark["percent"] else 1
     shown = float(mark["number"].replace(",", ""))
-    decimals = len(mark["number"].partition("e")[0].partition(".")[2])
-    right = exact < shown if mark["bound"] else abs(shown - exact) <= 0.500001 * 10**-decimals
+    digits, _, exponent = mark["number"].partition("e")
+    last = int(exponent or 0) - len(digits.partition(".")[2])  # the place of the last digit
+    right = exact < shown if mark["bound"] else abs(shown - exact) <= 0.500001 * 10.0**last
     return None if right else f"{mark[0]}: it is {exact:.6g}"
 
 
