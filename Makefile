@@ -29,11 +29,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/sweep_throughput.py
+	$(BIN)/python benchmarks/communication.py
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .ruff_cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,dask,sklearn,docs,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,dask,sklearn,lightning,transformers,skorch,docs,dev]"
 	touch $(STAMP)

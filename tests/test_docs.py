@@ -137,6 +137,22 @@ def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
     assert "Advice" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what other people's libraries have to say about each other
+@pytest.mark.parametrize("library", ["lightning", "skorch"])
+def test_the_page_about_trainers_runs(library, tmp_path, monkeypatch):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    setting, *blocks = re.findall(r"```python\n(.*?)```", (DOCS / "trainers.md").read_text(encoding="utf-8"), re.S)
+    (block,) = (block for block in blocks if f"closedform.integrations.{library}" in block)
+    space = {"__name__": "page"}
+    exec(setting + block, space)  # the page is ours
+    model = space["module"].model if library == "lightning" else space["net"].module_
+    assert int(model[2].step) >= 12
+    with torch.no_grad():
+        assert float((model(space["x"]) - space["y"]).square().mean()) < 0.2
+
+
 def test_the_first_picture_is_drawn_from_the_results(tmp_path):
     pytest.importorskip("matplotlib")
     load("benchmarks/picture.py").draw(tmp_path / "learning.svg")
