@@ -26,7 +26,7 @@ def tables():
 
 def test_the_page_about_performance_has_the_committed_results():
     page, made = (ROOT / "docs" / "performance.md").read_text(), tables()
-    for table in (made.solve_time(), made.solve_time("cpu"), made.step_overhead(), made.memory()):
+    for table in (made.solve_time(), made.solve_time("cpu"), made.step_overhead(), made.memory(), made.communication()):
         assert table in page
 
 
