@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/*.md from the committed results: python benchmarks/tables.py"""
+"""The tables of the pages from the committed results: python benchmarks/tables.py"""
 
 from __future__ import annotations
 
