@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import statistics
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 
 import closedform
+from closedform.files import atomic
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -93,3 +95,30 @@ def save(args: argparse.Namespace, name: str, question: str, rows: list[dict]) -
     body = {"question": question, "environment": environment(args.device), "rows": rows}
     path.write_text(json.dumps(body, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+class Kept:
+    """Rows of results in a JSON file, written whole after each, so that a run that was stopped goes on where it was.
+
+    Rows that other code of the estimators made are done again: a table has one version of them."""
+
+    def __init__(self, path: Path, question: str, key: tuple[str, ...]):
+        self.path, self.question, self.key = path, question, key
+        digest = hashlib.sha256()
+        for source in sorted((Path(closedform.__file__).parent / "estimators").glob("*.py")):
+            digest.update(source.read_bytes())
+        self.code = digest.hexdigest()[:16]
+        self.rows: list[dict] = []
+        if path.is_file():
+            found = json.loads(path.read_text())
+            self.rows = found["rows"] if found.get("code") == self.code else []
+
+    def get(self, *key: object) -> dict | None:
+        return next((row for row in self.rows if tuple(row[k] for k in self.key) == key), None)
+
+    def add(self, row: dict) -> None:
+        self.rows.append(row)
+        body = {"question": self.question, "environment": environment("cpu"), "code": self.code, "rows": self.rows}
+        text = json.dumps(body, separators=(",", ":")).replace(f'{{"{self.key[0]}"', f'\n{{"{self.key[0]}"')
+        with atomic(self.path) as file:
+            file.write(text.encode() + b"\n")

@@ -54,11 +54,15 @@ class Estimator(Settings):
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         before = dict(self.__dict__)
+        engine: Engine | None = before.get("engine_")  # trained further in place
+        state = {} if engine is None else {name: tensor.clone() for name, tensor in engine.state().items()}
         try:
             yield
         except BaseException:
             self.__dict__.clear()
             self.__dict__.update(before)
+            if engine is not None:
+                engine.restore(state)
             raise
 
     def _fitted(self, X: Any, y: Any, sample_weight: Any, resume: Any, on_epoch: Any) -> Any:
@@ -70,9 +74,9 @@ class Estimator(Settings):
             self._standardise(X, Y, weight)
         plan = self._plan(len(X), seed)
         with one_thread():
-            engine = self.engine_ if again else self._engine(X, len(X), Y.shape[1], seed)
+            engine = self._engine(X, self._rows_fitted, Y.shape[1], seed)
             if again:
-                engine.forget_optimizer()
+                self._warm(engine)
             rows = self._rows(engine, X, Y, weight)
             if self.early_stopping:
                 held = folds(len(X), engine.members, len(LEVELS), self.validation_fraction, seed)
@@ -96,6 +100,17 @@ class Estimator(Settings):
             self._note(engine, record)
             self._calibrate(rows)
         return self
+
+    def _warm(self, engine: Engine) -> None:
+        """The weights of the last fit, for a new schedule with the settings of today."""
+        try:
+            engine.restore(self.engine_.state())
+        except ValueError:
+            raise ValueError(
+                "warm_start goes on from the networks of the last fit, which hidden_layer_sizes, members, rule or backbone"
+                " no longer describe; warm_start=False starts anew"
+            ) from None
+        engine.forget_optimizer()
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> None:
         self._check_parameters()

@@ -19,13 +19,14 @@ from .networks import Memory, check_activation
 # Found by the experiments in docs/tabular.md, on tables' validation shares.
 # Levels from little noise to much: weight decay, and lambda over the mean square of a feature at the full learning rate,
 # which is the number of rows whose weight the old layer has in a solve
-LEVELS = ((0.0, 1.0), (0.03, 4.0), (0.2, 16.0), (1.0, 64.0))
-ALONE = 1  # the level of a single member
+LEVELS = ((0.0, 1 / 16), (0.03, 1.0), (0.2, 16.0), (1.0, 256.0))
+FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
+ALONE = (0.03, 4.0)  # of a single member, which has to do for every table
+ALONE_FORGET = 0.95
 SMALL = 4000  # rows up to which there are two members of each level, which hold out different rows; above, one of each
 LARGE_LEVELS = 3  # of the levels above that, where so much decay as the last has never helped
 HIDDEN, LARGE_HIDDEN = (48, 48, 48), (64, 64, 64)
 RATE, RATE_INPUTS = 0.01, 20  # the learning rate, and the number of inputs from which on it falls
-FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
 
 
 class Settings(BaseEstimator):
@@ -104,7 +105,7 @@ class Settings(BaseEstimator):
         return [int(size) for size in sizes]
 
     def _levels(self, members: int) -> list[tuple[float, float]]:
-        return [LEVELS[ALONE]] if members == 1 else [LEVELS[k % len(LEVELS)] for k in range(members)]
+        return [ALONE] if members == 1 else [LEVELS[k % len(LEVELS)] for k in range(members)]
 
     def _decays(self, members: int) -> list[float]:
         if self.weight_decay != "auto":
@@ -132,7 +133,7 @@ class Settings(BaseEstimator):
         kind = self.rule
         batch = min(n, self._batch_size(n))
         ratio = tuple(rows / batch for _, rows in self._levels(members)) if kind == "proximal" else lambdas.AUTO_RATIO
-        forget = FORGET[ALONE] if members == 1 else tuple(FORGET[k % len(FORGET)] for k in range(members))
+        forget = ALONE_FORGET if members == 1 else tuple(FORGET[k % len(FORGET)] for k in range(members))
         return Memory(kind, lam, ratio, forget)  # pyright: ignore[reportArgumentType]
 
     def _device(self, n: int) -> torch.device:
