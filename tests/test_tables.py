@@ -137,12 +137,42 @@ def test_the_preparation_comes_back_from_json(trained):
     given = preparing.frame(here / "homes.csv", reading.whole(here / "homes.csv"), model.preparation)
     again, before = preparing.transformer(model.preparation), preparing.transformer(outcome.model.preparation)
     assert np.array_equal(again.transform(given), before.transform(given))
-    # against scikit-learn fitted on the data itself
+    # against scikit-learn fitted on the rows trained on themselves
     from sklearn.impute import SimpleImputer
 
     numbers = given[["area", "rooms"]]
-    expected = SimpleImputer(strategy="median", add_indicator=True).fit(numbers).transform(numbers)
+    tested = pd.read_csv(here / "model" / "predictions.csv")["row"]
+    imputer = SimpleImputer(strategy="median", add_indicator=True).fit(numbers.drop(index=tested))
+    expected = imputer.transform(numbers)
     assert np.array_equal(again.transform(given)[:, : expected.shape[1]], expected)
+
+
+def test_the_preparation_knows_only_the_rows_to_train_on(tmp_path):
+    path = tmp_path / "t.csv"
+    table = pd.DataFrame({"a": range(40), "b": ["x", "y"] * 20, "only": [""] * 40, "z": range(40)})
+    table.loc[39, ["a", "b", "only"]] = [10**6, "w", "3"]
+    table.loc[38, "b"] = "w"
+    table.to_csv(path, index=False)
+    read = reading.whole(path)
+    for rows in (np.arange(20), np.arange(38)):
+        found, remarks = preparing.find(path, read, ["a", "b", "only"], [], rows)
+        assert found.medians == [np.median(rows)]
+        assert found.values == [["x", "y"]]
+        assert remarks == ["column 'only' is left out: all its values are missing in the rows to train on"]
+
+
+def test_two_trainings_of_one_folder_do_not_meet(tmp_path):
+    path = tmp_path / "homes.csv"
+    homes(60).to_csv(path, index=False)
+
+    def second(record, plan):
+        with pytest.raises(ValueError, match="another run is at work"):
+            training.train(path, "price", tmp_path / "m", max_iter=1)
+
+    training.train(path, "price", tmp_path / "m", max_iter=1, shown=second)
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
+        "model.json", "model.safetensors", "predictions.csv", "report.html",
+    ]  # fmt: skip
 
 
 def test_the_task_of_a_target(tmp_path):
@@ -202,6 +232,7 @@ def test_the_sentence_says_who_is_better():
         return SimpleNamespace(metric="RMSE", test_rows=10, scores={"closedform": own, "ridge": 2.0, "plain": 3.0})
 
     assert sentence(outcome(1.0)).endswith("of the others, ridge comes closest with 2.")
+    assert sentence(outcome(2.0)).endswith("is 2; ridge reaches the same.")
     assert sentence(outcome(2.5)).endswith("ridge does better with 2.")
 
 

@@ -83,6 +83,7 @@ def train(
 
 
 def _show(console: Console, outcome: Any, folder: Path) -> None:
+    from .charts import number
     from .page import sentence
 
     for remark in outcome.remarks:
@@ -93,7 +94,7 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
         table.add_column(name, justify="left" if name == "model" else "right")
     own, best = outcome.scores["closedform"], min(outcome.scores.values())
     for name, score in outcome.scores.items():
-        shown = f"[bold green]{score:.4g}[/]" if score == best else f"{score:.4g}"
+        shown = f"[bold green]{number(score)}[/]" if score == best else number(score)
         ratio = f"{score / own:.2f}" if own else ""
         table.add_row(name, shown, ratio, f"{outcome.seconds[name]:.2f}")
     console.print(table)

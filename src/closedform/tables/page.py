@@ -90,7 +90,9 @@ def sentence(outcome: Outcome) -> str:
     others = {name: score for name, score in outcome.scores.items() if name != "closedform"}
     best = min(others, key=others.__getitem__)
     said = f"The {outcome.metric} on {outcome.test_rows:,} rows that training has not seen is {charts.number(own)}"
-    if own <= others[best]:
+    if own == others[best]:
+        return f"{said}; {best} reaches the same."
+    if own < others[best]:
         return f"{said}; of the others, {best} comes closest with {charts.number(others[best])}."
     return f"{said}; {best} does better with {charts.number(others[best])}."
 
