@@ -2,7 +2,7 @@
 
     CLOSEDFORM_DATA=... python benchmarks/tabular_search.py [--variants kalman ...] [--problems yacht ...] [--quick]
 
-The problems are the training rows of split 0 of the nine UCI tables (at most 2,000 of them), 2,000 molecules of QM9 with 12
+The problems are the training rows of split 0 of the nine UCI tables (at most 1,000 of them), 1,000 molecules of QM9 with 12
 targets, and five made ones: Friedman's first and second, steps, a plane with much noise, and a table with gaps, whose few
 rows without an important value dominate the error. A fifth of the rows is for validation; no test row is looked at. A row
 of the result is the validation RMSE of each problem, and the seconds of the processor for all of them.
@@ -28,7 +28,7 @@ from closedform.data import qm9, tabular
 from closedform.estimators import ClosedFormRegressor, base, loop, networks, settings
 from common import RESULTS, Kept
 
-ROWS = 2000
+ROWS = 1000
 
 
 class Momentum(networks.Adam):
@@ -98,8 +98,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], list]] = {
 
 def steps() -> tuple[np.ndarray, np.ndarray]:
     g = np.random.default_rng(0)
-    x = g.normal(size=(1500, 12))
-    y = np.sign(x[:, 0]) * np.where(x[:, 1] > 0.5, 1.0, 0.3) + np.abs(x[:, 2]) + 0.3 * g.normal(size=1500)
+    x = g.normal(size=(ROWS, 12))
+    y = np.sign(x[:, 0]) * np.where(x[:, 1] > 0.5, 1.0, 0.3) + np.abs(x[:, 2]) + 0.3 * g.normal(size=ROWS)
     return x, y
 
 
@@ -119,8 +119,8 @@ def gaps() -> tuple[np.ndarray, np.ndarray]:
 
 
 def molecules() -> tuple[np.ndarray, np.ndarray]:
-    found = qm9.load(0, limit=2500)
-    return found.x_train.numpy(), found.y_train.numpy()
+    found = qm9.load(0, limit=2 * ROWS)
+    return found.x_train[:ROWS].numpy(), found.y_train[:ROWS].numpy()
 
 
 def uci(name: str) -> Callable[[], tuple[np.ndarray, np.ndarray]]:

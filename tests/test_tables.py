@@ -108,6 +108,15 @@ def test_pieces_and_formats_do_not_matter(trained, tmp_path):
         pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out.csv"), expected, rtol=1e-12)
 
 
+def test_long_rows_come_in_small_pieces(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("note,x\n" + "".join(f"{'word ' * 20_000},{k}\n" for k in range(200)))
+    parts = list(reading.pieces(path, columns=["x"]))
+    assert max(map(len, parts)) * 100_000 <= reading.PIECE_BYTES * 1.25
+    assert [value for part in parts for value in part["x"]] == [str(k) for k in range(200)]
+    assert all(list(part.columns) == ["x"] for part in parts)  # the long text is not kept
+
+
 def test_unknown_categories_and_missing_values_are_predicted(trained, tmp_path):
     here, _ = trained
     table = homes(6)
@@ -180,11 +189,12 @@ def test_the_task_of_a_target(tmp_path):
     for values, expected in (
         (np.arange(40) % 3, "classification"),
         (np.arange(40), "regression"),
+        (np.arange(5), "regression"),  # one class a row are none
         (np.linspace(0, 1, 40), "regression"),
         (["a", "b"] * 20, "classification"),
         ([True, False] * 20, "classification"),
     ):
-        pd.DataFrame({"x": range(40), "y": values}).to_csv(path, index=False)
+        pd.DataFrame({"x": range(len(values)), "y": values}).to_csv(path, index=False)
         assert training._target(path, reading.whole(path), "y", "auto", [])[2] == expected
 
 
@@ -365,32 +375,32 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
     """`kill -9` after some epochs; the same command goes on from the last one and ends with the same bits."""
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-        homes(600).to_csv(tmp_path / name / "homes.csv", index=False)
-    arguments = [*RUN, "train", "homes.csv", "--target", "price", "--epochs", "60"]
+        homes(300).to_csv(tmp_path / name / "homes.csv", index=False)
+    arguments = [*RUN, "train", "homes.csv", "--target", "price", "--epochs", "30"]
     process = subprocess.Popen(arguments, cwd=tmp_path / "killed", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "killed" / "homes-model.partial" / "checkpoint.safetensors"
     deadline = time.monotonic() + 120
-    while epoch(checkpoint) < 5 and process.poll() is None and time.monotonic() < deadline:
+    while epoch(checkpoint) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     reached = epoch(checkpoint)
-    assert 5 <= reached < 60
+    assert 3 <= reached < 30
     assert not (tmp_path / "killed" / "homes-model").exists()
 
     os.utime(checkpoint, (0, 0))
     seen = []
     training.train(
-        tmp_path / "killed" / "homes.csv", "price", tmp_path / "killed" / "homes-model", max_iter=60,
+        tmp_path / "killed" / "homes.csv", "price", tmp_path / "killed" / "homes-model", max_iter=30,
         shown=lambda record, plan: seen.append(record.epoch),
     )  # fmt: skip
     assert seen[0] == reached + 1
-    assert seen[-1] == 60
-    training.train(tmp_path / "whole" / "homes.csv", "price", tmp_path / "whole" / "homes-model", max_iter=60)
+    assert seen[-1] == 30
+    training.train(tmp_path / "whole" / "homes.csv", "price", tmp_path / "whole" / "homes-model", max_iter=30)
     for file in ("model.safetensors", "predictions.csv"):
         first, second = ((tmp_path / name / "homes-model" / file).read_bytes() for name in ("killed", "whole"))
         assert first == second, file
-    assert load(tmp_path / "killed" / "homes-model" / "model.safetensors").n_iter_ == 60
+    assert load(tmp_path / "killed" / "homes-model" / "model.safetensors").n_iter_ == 30
 
 
 def epoch(checkpoint):

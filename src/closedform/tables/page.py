@@ -89,7 +89,8 @@ def sentence(outcome: Outcome) -> str:
     own = outcome.scores["closedform"]
     others = {name: score for name, score in outcome.scores.items() if name != "closedform"}
     best = min(others, key=others.__getitem__)
-    said = f"The {outcome.metric} on {outcome.test_rows:,} rows that training has not seen is {charts.number(own)}"
+    rows = f"{outcome.test_rows:,} rows" if outcome.test_rows > 1 else "one row"
+    said = f"The {outcome.metric} on {rows} that training has not seen is {charts.number(own)}"
     if own == others[best]:
         return f"{said}; {best} reaches the same."
     if own < others[best]:

@@ -78,9 +78,6 @@ def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataF
     """The columns that the transformer takes, checked: numbers as float64, categories as texts."""
     import pandas as pd
 
-    for column in preparation.columns:
-        if column not in table.columns:
-            raise TableError(f"{path}: there is no column {column!r}; the model needs it")
     parts: dict[str, Any] = {c: reading.numbers(path, c, table[c]) for c in preparation.numbers}
     parts |= {c: reading.texts(table[c]).fillna(ABSENT) for c in preparation.categories}
     return pd.DataFrame(parts, index=table.index)

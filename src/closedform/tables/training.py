@@ -135,7 +135,8 @@ def _target(
         if numeric:
             given = reading.numbers(data, target, values)
             whole = bool((given == given.round()).all())
-            task = "classification" if whole and given.nunique() <= FEW else "regression"
+            few = given.nunique() <= min(FEW, len(given) // 2)
+            task = "classification" if whole and few else "regression"
         remarks.append(f"{target!r} is taken for a {task} target; --task chooses another")
     if task == "regression":
         y = reading.numbers(data, target, values, hint="; --task classification takes it as classes").to_numpy()
