@@ -1,7 +1,6 @@
 """`closedform train` and `closedform predict`: folders, files of any length, bad files, and a training that is killed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("typer")
 
 import pandas as pd
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from closedform.commands import application
@@ -388,13 +388,15 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
     assert 3 <= reached < 30
     assert not (tmp_path / "killed" / "homes-model").exists()
 
-    os.utime(checkpoint, (0, 0))
+    with safe_open(checkpoint, "pt") as file:
+        spent = json.loads(file.metadata()["training"])["seconds"]
     seen = []
-    training.train(
+    outcome = training.train(
         tmp_path / "killed" / "homes.csv", "price", tmp_path / "killed" / "homes-model", max_iter=30,
         shown=lambda record, plan: seen.append(record.epoch),
     )  # fmt: skip
     assert seen[0] == reached + 1
+    assert outcome.seconds["closedform"] > spent  # also of the epochs before
     assert seen[-1] == 30
     training.train(tmp_path / "whole" / "homes.csv", "price", tmp_path / "whole" / "homes-model", max_iter=30)
     for file in ("model.safetensors", "predictions.csv"):
@@ -404,8 +406,6 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
 
 
 def epoch(checkpoint):
-    from safetensors import safe_open
-
     if not checkpoint.is_file():
         return 0
     with safe_open(checkpoint, "pt") as file:

@@ -80,9 +80,9 @@ def train(
         identity = _identity(X, y[first], estimator)
         seconds = {}
         stage("training")
-        start = time.perf_counter()
-        estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown))
-        seconds["closedform"] = time.perf_counter() - start
+        watch = checkpoint.Stopwatch()
+        estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch))
+        seconds["closedform"] = watch.seconds()
         stage("comparing")
         predicted = {"closedform": estimator.predict(Z)}
         for name, other in _baselines(task, estimator, seed).items():
