@@ -1,5 +1,6 @@
 # Two commands: `make demo` and `make test`. Both set up .venv on first use.
 PYTHON ?= python3
+WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -9,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/closedform paper qm9 --quick
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

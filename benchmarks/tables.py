@@ -62,27 +62,153 @@ def memory() -> str:
             f"{row['square_bytes'] / 2**20:.1f}",
         ]
         for row in _rows("memory-cuda")
+        if "points" not in row
     ]
     return _markdown(["rows", "d", "outputs", "peak MiB", "a d x d matrix, MiB"], body)
 
 
+def shared_memory() -> str:
+    """What a solve of a layer shared over space takes, beyond its inputs (docs/fno.md)."""
+    body = [
+        [
+            str(row["batch"]),
+            f"{row['points']:,}",
+            str(row["d"]),
+            f"{row['phi_bytes'] / 2**20:.1f}",
+            f"{row['peak_bytes'] / 2**20:.1f}",
+        ]
+        for row in _rows("memory-cpu")
+        if "points" in row
+    ]
+    return _markdown(["batch", "points", "features", "features, MiB", "peak of a solve, MiB"], body)
+
+
+def fno_peer() -> str:
+    """A step of training our operator and neuraloperator's (docs/fno.md)."""
+    body = [
+        [
+            str(row["width"]),
+            str(row["batch"]),
+            *(f"{row[name]['median_ms']:.1f}" for name in ("closedform", "neuraloperator")),
+            f"{row['ratio']:.2f}",
+        ]
+        for row in _rows("fno_peer-cpu")
+        if row["what"] == "step"
+    ]
+    return _markdown(["width", "batch", "ours, ms", "neuraloperator, ms", "ratio"], body)
+
+
+def fno() -> str:
+    """Test error on all points of Burgers' equation, at the best setting of each method."""
+    return _best("fno", ".3g")
+
+
 def qm9() -> str:
     """Test error on QM9, at the best setting of each method."""
+    return _best("qm9", ".4f")
+
+
+def _best(name: str, digits: str) -> str:
     from closedform.report import panels, summary
 
-    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / "qm9"))
+    facets = summary.best_settings(*panels.read(RESULTS.parents[1] / "results" / name))
     methods = [entry.method for entry in facets[0].entries]
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = [[f"{method.label} †" if method.ours else method.label] for method in methods]
     for facet in facets:
         cells = {}
         for entry in facet.entries:
-            text = f"{entry.final:.4f}" + ("" if entry.seeds > 1 else "¹")
+            text = f"{entry.final:{digits}}" + ("" if entry.seeds > 1 else "¹")
             text = f"diverges ({entry.diverged}/{entry.seeds})" if entry.diverged else text
             cells[entry.method.key] = f"**{text}**" if entry.best else text
         for row, method in zip(body, methods):
             row.append(cells.get(method.key, ""))
     return _markdown(head, body)
+
+
+def accuracies(experiment: str = "cifar100") -> str:
+    """Test accuracy on CIFAR-100 in per cent, at the best setting of each method; in brackets how many were tried."""
+    from closedform.report import panels, summary
+
+    table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
+    facets = summary.best_settings(table, spec)
+    rows = table[table["study"] == "methods"]
+    tried = rows.drop_duplicates([*spec.by, "method", *spec.settings]).groupby([*spec.by, "method"]).size()
+    by = [tuple(values) for values in rows[[*spec.by]].drop_duplicates().sort_values([*spec.by]).to_numpy()]
+    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
+    columns = {", ".join(str(value) for value in values): values for values in by}
+    body = []
+    for method in spec.methods:
+        cells = [f"{method.label} †" if method.ours else method.label]
+        for name, facet in zip(head[1:], facets):
+            entry = next((entry for entry in facet.entries if entry.method.key == method.key), None)
+            if entry is None:
+                cells.append("")
+                continue
+            text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
+            count = tried[(*columns[name], method.key)]
+            cells.append((f"**{text}**" if entry.best else text) + f" ({count})")
+        body.append(cells)
+    return _markdown(head, body)
+
+
+def settings(experiment: str = "cifar100") -> str:
+    """The setting that the validation accuracy chose for each method."""
+    from closedform.report import panels, summary, text
+
+    table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
+    facets = summary.best_settings(table, spec)
+    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
+    body = []
+    for method in spec.methods:
+        cells = [method.label]
+        for facet in facets:
+            found = [entry.settings for entry in facet.entries if entry.method.key == method.key]
+            cells.append("; ".join(value for value in found[0] if value != text.MISSING) if found else "")
+        body.append(cells)
+    return _markdown(head, body)
+
+
+def confidence(optimizer: str = "sgd") -> str:
+    """The mean largest probability on CIFAR-100, and with a fitted temperature; beside it the accuracy."""
+    from closedform.experiments import cifar100_report
+    from closedform.sweeps import results
+
+    table = results.load(RESULTS.parents[1] / "results" / "cifar100")
+    found = {what: cifar100_report.confidence(table, optimizer, what) for what in ("confidence", "calibrated", "test")}
+    sizes = list(found["test"])
+    body = [
+        [method.label, *(" / ".join(f"{found[what][size][method.key]:.2f}" for what in found) for size in sizes)]
+        for method in cifar100_report.METHODS
+        if all(method.key in found["test"][size] for size in sizes)
+    ]
+    return _markdown(["as it is / calibrated / accuracy", *(f"batch {size}" for size in sizes)], body)
+
+
+def generalized(device: str = "cuda") -> str:
+    """The generalised squared loss, k = 5, m = 2: milliseconds of a solve, and ratios."""
+    captured = device == "cuda"
+    body = []
+    for row in _rows(f"generalized-{device}"):
+        cells = [row["n"], row["d"], row["classes"], f"{row['ours']['median_ms']:.2f}"]
+        cells += [f"{row[f'{side}_over_ours']:.0f}" for side in ("inverses", "solves")] + [
+            f"{row['ours_over_squared']:.1f}"
+        ]
+        cells += [f"{row['captured_ours_over_squared']:.1f}"] if captured else []
+        body.append([str(cell) for cell in cells])
+    head = ["batch", "d", "classes", "ours, ms", "inverses / ours", "class solves / ours", "ours / squared"]
+    return _markdown(head + (["the same, captured"] if captured else []), body)
+
+
+def sweep_throughput(device: str = "cuda") -> str:
+    """Model-steps a second: a stack, and its models one after another."""
+    body = []
+    for row in _rows(f"sweep_throughput-{device}"):
+        speed = row["model_steps_per_s"]
+        cells = [str(row["batch"]), str(row["models"]), *(f"{speed[name]:,.0f}" for name in speed)]
+        body.append(cells + [f"{row[f'times_{name}']:.1f}" for name in speed if name != "stacked"])
+    names = [name for name in _rows(f"sweep_throughput-{device}")[0]["model_steps_per_s"] if name != "stacked"]
+    return _markdown(["batch", "models", "stacked", *names, *(f"times {name}" for name in names)], body)
 
 
 def diagnose_overhead() -> str:
@@ -226,7 +352,8 @@ def tabular_lambda() -> str:
 
 if __name__ == "__main__":
     for table in (
-        qm9, solve_time, step_overhead, memory, diagnose_overhead,
+        qm9, fno, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized, solve_time,
+        step_overhead, memory, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
     ):  # fmt: skip
         try:

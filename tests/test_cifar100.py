@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ def folder(tmp_path_factory):
     configs = cifar100.jobs(["sgd"], [32, 64], size="quick", **SMALL)
     cifar100.run(out, configs)
     more = [c for c in cifar100.follow_up(cifar100.collected(out)) if c["batch_size"] == 32]
-    keep = [c for c in more if c["method"] in ("proximal", "ridge") and c["lam"] in (None, 10.0, 1000.0)]
+    keep = [c for c in more if c["method"] in ("proximal", "ridge") and c["lam"] in (None, 10.0, 1e5)]
     cifar100.run(out, keep)
     return out
 
@@ -49,13 +50,17 @@ def test_the_full_grids_are_the_papers():
     count = {method.key: sum(c["method"] == method.key for c in cell) for method in cifar100.METHODS}
     assert count["cross-entropy"] == count["l2"] == 13
     assert count["ridge"] == count["proximal"] == 13 * 8
-    assert count["kalman"] == count["generalized"] == 13 * 3
+    assert count["kalman"] == 13 * 3
+    assert count["generalized"] == 13 * 4
     assert {c["init"] for c in full if c["optimizer"] == "adam"} == {"lecun"}
     assert {c["init"] for c in cell} == {"zeros"}
     assert len({grid.digest(c) for c in full}) == len(full) == 8 * len(cell)
     names = [cifar100.name(c) for c in full]
     assert len(set(names)) == len(names)
-    assert all(set(rates) <= set(cifar100.RATES) for rates in cifar100.SOME_RATES.values())
+    assert set(cifar100.LADDERS["lr"]) < set(cifar100.RATES)
+    starts = cifar100.jobs(["sgd", "adam"], cifar100.BATCH_SIZES)
+    assert len(starts) == 8 * len(cifar100.METHODS)
+    assert all(c[name] in (None, *cifar100.LADDERS[name]) for c in starts for name in cifar100.SETTINGS)
 
 
 def test_bad_jobs_are_named():
@@ -69,7 +74,7 @@ def test_bad_jobs_are_named():
 
 def test_a_follow_up_is_at_the_best_rate():
     rows = []
-    for lr, accuracy in ((0.5, 0.3), (0.2, 0.6), (0.05, 0.4)):
+    for lr, accuracy in ((0.5, 0.3), (0.2, 0.6), (0.1, 0.4)):
         for method, lam, beta in (("proximal", 1000.0, None), ("ridge", None, 1.0), ("l2", None, None)):
             shared = {"epochs": 2, "limit": math.nan, "source": "cifar100", "net": "resnet18", "precision": "bf16"}
             shared |= {"optimizer": "sgd", "batch_size": 128, "seed": 0, "init": "zeros", "bias": True, "algorithm": 1}
@@ -79,12 +84,13 @@ def test_a_follow_up_is_at_the_best_rate():
     assert {c["lr"] for c in made} == {0.2}
     assert all(c["limit"] is None for c in made)
     proximal = [c for c in made if c["method"] == "proximal"]
-    assert sorted(c["lam"] for c in proximal if c["seed"] == 0 and cifar_default(c)) == list(cifar100.LAMBDAS)
+    assert sorted(c["lam"] for c in proximal if c["seed"] == 0 and cifar_default(c)) == list(cifar100.LADDERS["lam"])
     assert {c["init"] for c in proximal} == {"zeros", "lecun", "xavier", "he"}
     assert sum(not c["bias"] for c in proximal) == sum(c["algorithm"] == 2 for c in proximal) == 1
     assert sorted(c["seed"] for c in made if c["method"] == "l2") == [0, 1, 2]
-    wanted = cifar100.jobs(["sgd"], [128], methods=["l2"], epochs=2)
-    assert grid.digest(next(c for c in made if c["method"] == "l2" and c["seed"] == 0)) in map(grid.digest, wanted)
+    (wanted,) = cifar100.jobs(["sgd"], [128], methods=["l2"], epochs=2)
+    one = next(c for c in made if c["method"] == "l2" and c["seed"] == 0)
+    assert grid.digest(one) == grid.digest(wanted | {"lr": 0.2})
 
 
 def cifar_default(config):
@@ -120,7 +126,7 @@ def test_algorithms_and_bias_and_initialisation_are_what_the_configuration_says(
     other = model(config | {"bias": False, "init": "he"})
     assert other.head.bias is None
     assert float(other.head.weight.std()) == pytest.approx((2 / 64) ** 0.5, rel=0.1)
-    assert float(plain.head.rule.lam) == 1000.0
+    assert float(plain.head.rule.lam) == config["lam"]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -166,7 +172,7 @@ def test_the_rate_falls_along_a_cosine_and_the_memory_follows():
     assert rates[0] == config["lr"]
     assert all(b < a for a, b in zip(rates, rates[1:]))
     assert rates[5] == pytest.approx(config["lr"] * 0.5)
-    assert forgets[0] == pytest.approx(0.99)
+    assert forgets[0] == pytest.approx(config["forget"])
     assert all(b > a for a, b in zip(forgets, forgets[1:]))
 
 
@@ -251,36 +257,59 @@ def test_refining_runs_what_follows_up(tmp_path):
     seen = []
     table = cifar100.run(tmp_path, quick(methods=["ridge"]), refine=2, done=lambda k, n, config: seen.append(config))
     assert sorted(set(table.loc[table["seed"] == 0, "beta"])) == list(cifar100.BETAS)
-    assert set(table.loc[table["seed"] == 1, "beta"]) == {cifar100.BETA}
+    assert set(table.loc[table["seed"] == 1, "beta"]) == {1.0}
     assert len(seen) == 1 + 8  # the first one is not run again
 
 
-def test_the_script_stops_in_time_and_goes_on(tmp_path, capsys):
-    arguments = [
-        "--out",
-        str(tmp_path),
-        "--size",
-        "quick",
-        "--optimizer",
-        "sgd",
-        "--batch-size",
-        "32",
-        "--method",
-        "l2",
-    ]
-    arguments += ["--source", "synthetic", "--limit", "200", "--net", "small", "--precision", "fp32", "--epochs", "2"]
-    arguments += ["--device", "cpu"]
-    assert cifar100.main([*arguments, "--seconds", "0"]) == 3
-    assert "out of time" in capsys.readouterr().out
+def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
+    configs = quick(methods=["l2"])
+    with pytest.raises(OutOfTime):
+        cifar100.run(tmp_path, configs, deadline=time.perf_counter())
     assert list((tmp_path / "parts").glob("*.checkpoint"))
-    assert cifar100.main([*arguments, "--lr", "7"]) == 0
-    assert "0 runs" in capsys.readouterr().out
-    assert cifar100.main([*arguments, "--seconds", "600"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"1/1 sgd, batch size 32, l2, rate 0.5: test accuracy", out)
-    assert (tmp_path / "results.parquet").is_file()
-    assert cifar100.main([*arguments[:3], "follow-up", *arguments[4:]]) == 0
-    assert "1 runs, 1 of them finished" in capsys.readouterr().out
+    table = cifar100.run(tmp_path, configs, deadline=time.perf_counter() + 600)
+    assert table["step"].max() == 10
+    assert not list((tmp_path / "parts").glob("*.checkpoint"))
+
+
+def test_climbing_and_several_runs_at_once(tmp_path):
+    done = []
+    configs = cifar100.jobs(["sgd"], [32], methods=["l2", "kalman"], **(SMALL | {"epochs": 1}))
+    cifar100.run(tmp_path, configs, runs=4, at_once=2, done=lambda k, n, config: done.append(config))
+    runs = cifar100.collected(tmp_path).groupby(["method", "lr", "forget"], dropna=False).size().reset_index()
+    assert (runs.groupby("method").size() == 4).all()
+    assert runs.loc[runs["method"] == "kalman", "lr"].nunique() == 3
+    assert len(done) == 8
+    one = cifar100.run(tmp_path / "alone", configs, runs=4)
+    both = ["method", "lr", "forget", "test"]
+    pd.testing.assert_frame_equal(
+        one[both].sort_values(both, ignore_index=True),
+        cifar100.collected(tmp_path)[both].sort_values(both, ignore_index=True),
+    )
+
+
+def beside(setting, axis):
+    lr, value = cifar100.LADDERS["lr"].index(setting[0]), setting[1]
+    rates = [cifar100.LADDERS["lr"][k] for k in (lr - 1, lr + 1) if 0 <= k < len(cifar100.LADDERS["lr"])]
+    if axis == "lr":
+        return [(rate, rate) for rate in rates]
+    at = cifar100.LADDERS["lam"].index(value)
+    lams = [cifar100.LADDERS["lam"][k] for k in (at - 1, at + 1) if 0 <= k < len(cifar100.LADDERS["lam"])]
+    return [(rate, value) for rate in rates] + [(setting[0], lam) for lam in lams]
+
+
+@pytest.mark.parametrize("axis", ["lam", "lr"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_climb_goes_beside_the_best_and_never_twice(axis, seed):
+    """Whatever the scores: each run is a step of the grid from the best that has a neighbour left; none is repeated."""
+    start, draw = 0.2, random.Random(seed)
+    tried = {(start, start if axis == "lr" else 1000.0): 0.5}
+    while len(tried) < 12:
+        found = cifar100._step(tried, axis, ("lr", axis))
+        assert found not in tried
+        best = max(tried, key=lambda s: (tried[s], -s[0]))
+        free = [s for s in beside(best, axis) if s not in tried]
+        assert found in (free or [s for other in tried for s in beside(other, axis)])
+        tried[found] = -math.inf if draw.random() < 0.2 else draw.random()
 
 
 # ---- Claims --------------------------------------------------------------------------------------

@@ -37,3 +37,10 @@ def test_a_loss_of_ones_own(capsys):
     (second,) = torch.autograd.grad(gradient.sum(), z)
     assert relative(loss.gradient(z, y), gradient) < 1e-12
     assert 0.9 * loss.curvature < float(second.max()) <= loss.curvature * (1 + 1e-12)
+
+
+def test_fields_to_fields(capsys):
+    errors = example("fields").main(steps=40)
+    assert errors["solved"] < 0.5 * errors["learned"]
+    assert errors["solved"] < 0.15
+    assert "last layer solved" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import closedform as cf
 from closedform.sweeps import elimination, loop
 
 from . import test_stacked as stacked
+from . import test_stacked_fno as operators
 from .helpers import backbone, batches, head, matrix, problem, relative
 from .test_torture import nasty
 
@@ -213,6 +214,23 @@ def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds, dtype, t
         made.advance(40)
         made.keep(range(len(candidates)))  # and once more, captured anew
         made.advance(20)
+        errors.append(made.evaluate(X, Y))
+    assert made._graph is not None
+    assert relative(errors[1], errors[0]) < tolerance
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 1e-2)])
+@pytest.mark.parametrize("points", [operators.POINTS, 2])
+def test_a_captured_stack_of_operators_equals_the_cpus(optimizer, points, dtype, tolerance):
+    candidates = list(operators.METHODS.values())
+    if optimizer == "adam":
+        candidates = [stacked.Candidate(c.lr / 10, c.rule, c.init) for c in candidates]
+    X, Y = operators.fields(points=5 * points, dtype=dtype)
+    errors = []
+    for device in ("cpu", "cuda"):
+        made = operators.stack(candidates, dtype=dtype, points=points, optimizer=optimizer, device=device)
+        made.advance(operators.STEPS)
         errors.append(made.evaluate(X, Y))
     assert made._graph is not None
     assert relative(errors[1], errors[0]) < tolerance

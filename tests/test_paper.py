@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from closedform import cli, commands
-from closedform.experiments import catalogue, claims, qm9, qm9_models
+from closedform.experiments import catalogue, claims, qm9, qm9_models, stacks
 from closedform.files import claimed
 from closedform.report import panels, spec, summary
 from closedform.report.thin import thin
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_other_models_is_not_continued(tmp_path, monkeypatch):
         qm9.train(config, folder=tmp_path, device="cpu", progress=stop)
     monkeypatch.setattr(qm9, "WIDTHS", (435, 8, 8))
     (other,) = jobs()
-    assert qm9._checkpoint(tmp_path, other) != qm9._checkpoint(tmp_path, config)
+    assert stacks.checkpoint(tmp_path, other) != stacks.checkpoint(tmp_path, config)
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):

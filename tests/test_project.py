@@ -34,7 +34,18 @@ def test_the_readmes_tables_are_the_committed_results():
 def test_the_page_about_qm9_has_the_committed_results():
     page = (ROOT / "docs" / "qm9.md").read_text()
     assert tables().qm9() in page
+    assert tables().sweep_throughput() in page
+    assert tables().sweep_throughput("cpu") in page
     assert claims.markdown(claims.check("qm9", ROOT / "results" / "qm9")) in page
+    for figure in re.findall(r"\]\((figures/\S+)\)", page):
+        assert (ROOT / "docs" / figure).is_file(), figure
+
+
+def test_the_page_about_classification_has_the_committed_results():
+    page, made = (ROOT / "docs" / "classification.md").read_text(), tables()
+    for table in (made.accuracies, made.settings, made.confidence, made.generalized):
+        assert table() in page, table.__name__
+    assert claims.markdown(claims.check("cifar100", ROOT / "results" / "cifar100")) in page
     for figure in re.findall(r"\]\((figures/\S+)\)", page):
         assert (ROOT / "docs" / figure).is_file(), figure
 
@@ -123,6 +134,9 @@ def test_few_rows_take_no_square_matrix(tmp_path):
     for row in rows:
         if row["d"] >= 4096:
             assert row["peak_bytes"] < row["square_bytes"] / 5
+    few, many = (row["peak_bytes"] for row in rows if "points" in row)  # of a layer shared over 256 and 8,192 points
+    assert many < 10 * few, "32 times the points"
+    assert many < next(row["phi_bytes"] for row in rows if row.get("points") == 8192)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the triton package for its interpreter")

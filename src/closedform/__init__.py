@@ -11,6 +11,7 @@ for x, y in loader:
 """
 
 from . import lambdas, losses, probabilities, theory, training
+from .conv import ClosedFormConv1x1
 from .diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
 from .head import ClosedFormLinear, replace_last_linear
 from .lambdas import per_sample
@@ -22,6 +23,7 @@ from .statistics import Statistics
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClosedFormConv1x1",
     "ClosedFormLinear",
     "CrossEntropy",
     "Diagnosis",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import enum
+import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +34,7 @@ def application() -> typer.Typer:
     tables.register(app)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for figure in (landscape, theory, qm9, cifar100, timing):
+    for figure in (landscape, theory, qm9, fno, cifar100, timing):
         figures.command()(figure)
     app.add_typer(figures, name="paper")
     return app
@@ -98,17 +101,55 @@ def qm9(
     )
 
 
+def fno(
+    quick: Annotated[
+        bool, typer.Option(help="320 samples, 64 points, a narrower network, 10 epochs: minutes.")
+    ] = False,
+    reduced: Annotated[bool, typer.Option(help="Twelve settings a method instead of the paper's grids.")] = False,
+    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
+    samples: Annotated[int | None, typer.Option(min=20, help="So many samples instead of 2,048.")] = None,
+    tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the network's products to TF32.")] = False,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
+    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+) -> None:
+    """Burgers' equation by a Fourier neural operator: the learned layer against ridge, proximal and Kalman.
+
+    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    """
+    from .experiments import fno as experiment
+
+    configs = experiment.jobs(
+        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        sorted(set(batch_size or ([2, 8, 32] if quick else experiment.BATCH_SIZES))),
+        size="quick" if quick else "reduced" if reduced else "full",
+        epochs=epochs or (10 if quick else experiment.EPOCHS),
+        seeds=seeds or (1 if quick else experiment.SEEDS),
+        tf32=tf32,
+        **({"samples": samples} if samples else {}),
+    )
+    folder = out or Path("runs/fno-quick" if quick else "runs/fno")
+    _run(experiment, configs, folder, seconds, device=_device(device), refine=refine)
+
+
 def cifar100(
     quick: Annotated[bool, typer.Option(help="2,000 generated or real images, one epoch, a small network.")] = False,
     optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="May be given more than once.")] = None,
-    full: Annotated[bool, typer.Option(help="The paper's grids of lambda and beta, not a few learning rates.")] = False,
+    full: Annotated[bool, typer.Option(help="All of the paper's grids: some thousand runs.")] = False,
+    runs: Annotated[int | None, typer.Option(min=1, help="Runs that every method has to find its settings.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
     refine: Annotated[int, typer.Option(min=0, help="Follow the best learning rates up, with so many seeds.")] = 0,
     images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
+    at_once: Annotated[int, typer.Option(min=1, help="So many processes that share the device.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many; the same command goes on.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
@@ -121,7 +162,7 @@ def cifar100(
     configs = experiment.jobs(
         [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
         sorted(set(batch_size or ([128] if quick else experiment.BATCH_SIZES))),
-        size="full" if full else "quick" if quick else "rates",
+        size="full" if full else "quick" if quick else "climb",
         methods=method,
         epochs=epochs or (1 if quick else experiment.EPOCHS),
         seeds=seeds or experiment.SEEDS,
@@ -131,7 +172,16 @@ def cifar100(
         precision="fp32" if _device(device) == "cpu" else "bf16",
     )
     folder = out or Path("runs/cifar100-quick" if quick else "runs/cifar100")
-    _run(experiment, configs, folder, device=_device(device), refine=refine)
+    _run(
+        experiment,
+        configs,
+        folder,
+        device=_device(device),
+        runs=runs or (1 if quick or full else experiment.RUNS),
+        refine=refine,
+        at_once=at_once,
+        deadline=None if seconds is None else time.perf_counter() + seconds,
+    )
 
 
 def timing(
@@ -181,7 +231,14 @@ def report(
     """Write one self-contained HTML page from a results folder."""
     from . import report as page
 
-    print(page.write(results, out))
+    print(page.write(results, out, _sections(results)))
+
+
+def _sections(results: Path) -> list[str]:
+    """What an experiment adds to its report."""
+    from .experiments import fno_samples
+
+    return fno_samples.sections(results)
 
 
 def thin(
@@ -189,13 +246,16 @@ def thin(
     out: Annotated[Path, typer.Argument(help="The folder of the small copy.")],
 ) -> None:
     """Write a small copy of a results folder, which gives the same report."""
+    from .experiments import fno_samples
     from .report.thin import thin as copy
 
     print(copy(results, out))
+    if (results / fno_samples.FILE).is_file():
+        shutil.copyfile(results / fno_samples.FILE, out / fno_samples.FILE)
 
 
 def claims(
-    experiment: Annotated[str, typer.Argument(help="qm9")],
+    experiment: Annotated[str, typer.Argument(help="qm9, fno or cifar100")],
     results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:
@@ -239,8 +299,10 @@ def _catalogue() -> None:
     Console().print(table)
 
 
-def _run(experiment: Any, configs: list[dict[str, Any]], out: Path, **options: Any) -> None:
-    """Run an experiment with a progress bar; then its table, its report and one sentence."""
+def _run(
+    experiment: Any, configs: list[dict[str, Any]], out: Path, seconds: float | None = None, **options: Any
+) -> None:
+    """Run an experiment with a progress bar; then its table, its report and one sentence. After `seconds` it is stopped."""
     from . import report as page
 
     console = Console()
@@ -249,37 +311,43 @@ def _run(experiment: Any, configs: list[dict[str, Any]], out: Path, **options: A
     finished: set[str] = set()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     start = time.perf_counter()
+    alarm = threading.Timer(seconds or 0.0, _thread.interrupt_main)
+    alarm.daemon = True
+    if seconds:
+        alarm.start()
     try:
         with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
             task = progress.add_task("reading the data", total=sum(work.values()))
 
             def step(config: dict[str, Any], t: int, total: int) -> None:
                 name = experiment.name(config)
-                if name not in work:  # a stack that the results of others have asked for
+                if name not in work:  # one that the results of others have asked for
                     work[name] = experiment.work(config)
                     progress.update(task, total=sum(work.values()))
                 done = sum(work[other] for other in finished) + work[name] * t / total
                 progress.update(task, completed=done, description=name)
 
             def ended(count: int, total: int, config: dict[str, Any]) -> None:
+                step(config, 1, 1)
                 finished.add(experiment.name(config))
 
             for config in experiment.finished(configs, out):
                 finished.add(experiment.name(config))
             experiment.run(out, configs, **options, progress=step, done=ended)
             progress.update(task, completed=sum(work.values()), description="finished")
-    except KeyboardInterrupt:
-        console.print(
-            f"Stopped with {len(finished)} of {len(work)} stacks finished. The same command goes on from here."
-        )
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        console.print(f"Stopped with {len(finished)} of {len(work)} runs finished. The same command goes on from here.")
+        sys.exit(getattr(stopped, "code", 130))
     except SweepError as failed:
         print(f"closedform: {failed}", file=sys.stderr)
         sys.exit(1)
+    finally:
+        alarm.cancel()
     _best(console, out)
     seconds = time.perf_counter() - start
     console.print(
-        f"\nReport: {page.write(out)}    table: {out / 'results.parquet'}    {seconds:.0f} s", highlight=False
+        f"\nReport: {page.write(out, None, _sections(out))}    table: {out / 'results.parquet'}    {seconds:.0f} s",
+        highlight=False,
     )
 
 

@@ -183,6 +183,10 @@ class ClosedFormLinear(StoredLinear):
         group = False if sizes is None else self.process_group
         return Batch(phi, y, weight, self.bias is not None, self.loss, group, sizes)
 
+    def _arranged(self, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and targets with the channels last; here they are that already."""
+        return phi, y
+
     def _check(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.weight.requires_grad:
             raise ValueError(
@@ -192,6 +196,7 @@ class ClosedFormLinear(StoredLinear):
         if isinstance(phi, Tensor) and phi.device != self.weight.device:
             raise ValueError(f"phi is on {phi.device}, but the head is on {self.weight.device}")
         if isinstance(phi, Tensor) and isinstance(y, Tensor):
+            phi, y = self._arranged(phi, y)
             y = self.loss.targets(y, (*phi.shape[:-1], self.out_features))
         phi, y, weight = check_batch(phi, y, weight, self.in_features, self.out_features)
         return phi.detach(), y, weight
@@ -266,10 +271,13 @@ class ClosedFormLinear(StoredLinear):
 
     # ---- Predicting ------------------------------------------------------------------------------
 
-    def forward(self, phi: Tensor) -> Tensor:
+    def _solve_observed(self, phi: Tensor) -> None:
         if self._observed is not None and self.training and not _in_backward():
             self.solve(phi, *self._observed)
             self._observed = None
+
+    def forward(self, phi: Tensor) -> Tensor:
+        self._solve_observed(phi)
         device = phi.device.type
         dtype = phi.dtype
         if dtype != torch.float64 and torch.is_autocast_enabled(device):

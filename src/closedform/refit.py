@@ -46,7 +46,8 @@ def refit_(
         with features_of(backbone, head) as features:
             for x, y, *weights in loader:
                 phi = features(x)
-                y = head.loss.targets(y.to(phi.device), (*phi.shape[:-1], head.out_features))
+                phi, y = head._arranged(phi, y.to(phi.device))
+                y = head.loss.targets(y, (*phi.shape[:-1], head.out_features))
                 weight = weights[0].to(phi.device) if weights else None
                 if head.loss.moments:
                     statistics.add(phi, y, weight)

@@ -16,7 +16,7 @@ PAPER = (
     Entry("Section 5 (no figure)", "the theorems as computations, with figures of ours", "closedform paper theory"),
     Entry("Figure, section 6: QM9 results", "test error by method, batch size, optimizer", "closedform paper qm9"),
     Entry("Figure, section 6: QM9, impact of lambda", "final error against lambda", "closedform paper qm9"),
-    Entry("Figure, section 6: FNO results", "Burgers' equation by a Fourier neural operator", None),
+    Entry("Figure, section 6: FNO results", "Burgers' equation by a Fourier neural operator", "closedform paper fno"),
     Entry("Figure, section 6: DFIV results", "instrumental variables on dSprites", None),
     Entry(
         "Figure, appendix: CIFAR-100 results", "accuracy by method, batch size, optimizer", "closedform paper cifar100"

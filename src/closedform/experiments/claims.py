@@ -207,8 +207,12 @@ def check(name: str, folder: Path) -> list[Check]:
         from . import claims_cifar
 
         return claims_cifar.check(folder)
+    if name == "fno":
+        from . import claims_fno
+
+        return claims_fno.check(folder)
     if name not in CHECKS:
-        raise ValueError(f"there are no claims about {name!r}; expected qm9 or cifar100")
+        raise ValueError(f"there are no claims about {name!r}; expected qm9, fno or cifar100")
     table = results.load(folder)
     columns = ["study", "optimizer", "batch_size", "method"]
     there = set(table[columns].itertuples(index=False, name=None))

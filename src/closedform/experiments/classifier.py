@@ -30,6 +30,8 @@ EVALUATED = 2048  # images at a time
 class OutOfTime(KeyboardInterrupt):
     """The deadline has come; the checkpoint is written. Like Ctrl-C it is no failure of the run."""
 
+    code = 3  # what the command exits with
+
 
 @dataclass
 class Data:
@@ -157,7 +159,7 @@ class Classifier:
     def _captured(self) -> Callable[[], Any]:
         """The step as a CUDA graph. The steps that warm it up are undone: tensors are set back in place, for the graph knows
         them by their addresses, and what the optimizer made on its first step becomes zero."""
-        before = {id(tensor): tensor.clone() for tensor in self._tensors()}
+        before = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

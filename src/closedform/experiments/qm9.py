@@ -16,8 +16,8 @@ All models of one optimizer and batch size are trained as one stack (`closedform
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,11 @@ import torch
 
 from .. import __version__
 from ..data import qm9
-from ..files import claimed
 from ..models.mlp import mlp
 from ..report.spec import Curves, Experiment, Method, Sensitivity
-from ..sweeps import grid, loop, results
+from ..sweeps import grid, loop
 from ..sweeps.stacked import Stack
+from . import stacks
 from .qm9_models import ABLATED, INITS, SETTINGS, Model, models
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ METHODS = (
     Method("schedule", "λ follows rate", "#ca8a04", ours=True),
     Method("kalman", "Kalman", "#059669", ours=True),
 )
+
+
+finished = stacks.finished
 
 
 def jobs(
@@ -98,35 +101,16 @@ def _fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def refined(config: dict[str, Any], table: pd.DataFrame, seeds: int) -> dict[str, Any]:
-    """The stack of `config` for `seeds` more seeds, at the settings alone that its own rows choose for each method and
-    initial layer."""
-    runs = results.finished(table, ["method", "init", *SETTINGS], select="validation", metric="test")
-    best = results.best(runs, ["method", "init"], SETTINGS)
-    chosen = {
-        tuple(None if value != value else value for value in row) for row in best[["method", "init", *SETTINGS]].values
-    }
-    every = models(config["optimizer"], config["size"])
-    only = [k for k, m in enumerate(every) if (m.method, m.init, *(getattr(m, name) for name in SETTINGS)) in chosen]
-    later = config["first_seed"] + config["seeds"]
-    return config | {"first_seed": later, "seeds": seeds, "only": ",".join(map(str, only))}
-
-
 def _models(config: dict[str, Any]) -> list[Model]:
-    every = models(config["optimizer"], config["size"])
-    return [every[int(k)] for k in config["only"].split(",")] if config["only"] else every
-
-
-def _seeds(config: dict[str, Any]) -> range:
-    return range(config["first_seed"], config["first_seed"] + config["seeds"])
+    return stacks.chosen(config, models(config["optimizer"], config["size"]))
 
 
 def name(config: dict[str, Any]) -> str:
     """A configuration in a few words, for the progress bar."""
-    told = f"{config['optimizer']}, batch size {config['batch_size']}"
-    if config["size"] != "ablated":
-        return f"{told}, more seeds" if config["only"] else told
-    return f"{told}, algorithm {config['algorithm']}" + ("" if config["bias"] else ", no bias")
+    told = stacks.name(config)
+    if config["size"] == "ablated":
+        told += f", algorithm {config['algorithm']}" + ("" if config["bias"] else ", no bias")
+    return told
 
 
 def work(config: dict[str, Any]) -> float:
@@ -134,11 +118,6 @@ def work(config: dict[str, Any]) -> float:
     count = len(_models(config)) * config["seeds"]
     samples = (config["limit"] or qm9.MOLECULES) * config["epochs"]
     return count * samples * (1 + 40 / config["batch_size"])
-
-
-def finished(configs: Iterable[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Those of the configurations that earlier runs have completed."""
-    return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +140,7 @@ def train(
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
     """Train the stack of one configuration; the rows are all its models at all marks. `folder` is for its checkpoint."""
-    seeds = _seeds(config)
+    seeds = stacks.seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
     steps = data["train"].X.shape[1] // config["batch_size"] * config["epochs"]
@@ -181,35 +160,10 @@ def train(
     )
     stack.feed(*data["train"])
     measured = {part: data[part] for part in ("validation", "test")}
-    checkpoint = None if folder is None else _checkpoint(folder, config)
+    checkpoint = None if folder is None else stacks.checkpoint(folder, config)
     name = grid.digest(config, __version__)
     history = loop.train(stack, measured, checkpoint=checkpoint, name=name, progress=progress)
-    table = tidy(history, chosen, seeds)
-    table["models"] = len(chosen) * config["seeds"]
-    table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-    table["torch"], table["closedform"] = torch.__version__, __version__
-    return table
-
-
-def _checkpoint(folder: Path, config: dict[str, Any]) -> Path:
-    return folder / f"{grid.digest(config)}.checkpoint"
-
-
-def tidy(history: loop.History, chosen: list[Model], seeds: range) -> pd.DataFrame:
-    """A row for every model and mark."""
-    import pandas as pd
-
-    frames = []
-    for mark, step in enumerate(history.steps):
-        errors = {name: values[mark] for name, values in history.errors.items()}
-        for row, seed in enumerate(seeds):
-            frame = pd.DataFrame([vars(model) for model in chosen])
-            frame["seed"], frame["step"], frame["wall_s"] = seed, step, history.wall_s[mark]
-            for name in ("train", "validation", "test"):
-                frame[name] = errors[name][row].numpy()
-            frames.append(frame)
-    table = pd.concat(frames, ignore_index=True)
-    return table.astype(dict.fromkeys(SETTINGS, "float64"))
+    return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
 
 def run(
@@ -222,55 +176,29 @@ def run(
     progress: Callable[[dict[str, Any], int, int], None] | None = None,
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
 ) -> pd.DataFrame:
-    """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all.
+    """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    The table has what earlier runs of the same experiment in the folder have finished, too.
+    refine: so many more seeds for the settings alone that the first ones have chosen."""
 
-    refine: so many more seeds for the settings alone that the first ones have chosen.
-    dask: the address of a cluster, whose workers take a stack each; they need the data, and write nothing."""
-    parts = out / "parts"
+    def more(config: dict[str, Any], table: pd.DataFrame) -> dict[str, Any] | None:
+        if not refine or config["size"] == "ablated":
+            return None
+        return stacks.refined(config, table, refine, models(config["optimizer"], config["size"]), SETTINGS)
 
-    def here(config: dict[str, Any]) -> pd.DataFrame:
-        told = None if progress is None else partial(progress, config)
-        return train(config, folder=parts, device=device, progress=told)
-
-    def ended(count: int, total: int, config: dict[str, Any]) -> None:
-        _checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe
-        if done is not None:
-            done(count, total, config)
-
-    one = here if dask is None else partial(train, folder=None, device=device)
-    with claimed(out):
-        if dask is None and len(finished(configs, out)) < len(configs):
-            _data(
-                _seeds(configs[0]), configs[0]["limit"], configs[0]["source"]
-            )  # what is wrong with it is said at once
-        table = grid.run(one, configs, parts, dask=dask, progress=ended, version=__version__)
-        if refine:
-            more = []
-            for config in [c for c in configs if c["size"] != "ablated"]:
-                own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
-                more.append(refined(config, table.loc[own & (table["batch_size"] == config["batch_size"])], refine))
-            grid.run(one, more, parts, dask=dask, progress=ended, version=__version__)
-        table = with_studies(grid.finished(_alike(configs, parts), parts, version=__version__))
-        results.save(table, out)
-        experiment(table).save(out)
-    return table
-
-
-def _alike(configs: list[dict[str, Any]], parts: Path) -> list[dict[str, Any]]:
-    """What is finished in the folder and belongs to the same experiment as `configs`: other batch sizes, optimizers and
-    seeds, but the same data, models and epochs."""
-    grids = {(c["optimizer"], c["size"]): c["grid"] for c in configs}
-    sizes = {c["size"]: c["epochs"] for c in configs}
-    first = configs[0]
-    return [
-        config
-        for config in grid.configurations(parts, version=__version__)
-        if sizes.get(config["size"]) == config["epochs"]
-        and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
-        and all(config[name] == first[name] for name in ("limit", "source"))
-    ]
+    return stacks.run(
+        train,
+        out,
+        configs,
+        device=device,
+        prepare=lambda config: _data(stacks.seeds(config), config["limit"], config["source"]),
+        collect=with_studies,
+        experiment=experiment,
+        same=("limit", "source"),
+        refine=more,
+        dask=dask,
+        progress=progress,
+        done=done,
+    )
 
 
 def with_studies(table: pd.DataFrame) -> pd.DataFrame:
@@ -287,7 +215,7 @@ def with_studies(table: pd.DataFrame) -> pd.DataFrame:
         "bias": ablated & (table["algorithm"] == 1),
     }
     parts = [table[rows].assign(study=study) for study, rows in studies.items()]
-    return pd.concat(parts, ignore_index=True).drop(columns=["size", "seeds", "first_seed", "only", "grid"])
+    return pd.concat(parts, ignore_index=True).drop(columns="size")
 
 
 def experiment(table: pd.DataFrame) -> Experiment:

@@ -84,14 +84,15 @@ def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
             raise ImportError(f"closedform.report needs {module}: pip install 'closedform[experiments]'")
     experiment, table = spec.load(folder), results.load(folder)
     path = folder / results.TABLE
-    needed = _unique([*configuration(experiment), "seed", "step", experiment.metric, experiment.select])
+    metrics = _unique([experiment.metric, experiment.select, *_curve_metrics(experiment)])
+    needed = _unique([*configuration(experiment), "seed", "step", *metrics])
     absent = [column for column in needed if column not in table.columns]
     if absent:
         raise ValueError(
             f"{path} lacks {'column' if len(absent) == 1 else 'columns'} {text.listed([repr(c) for c in absent])}, "
             f"which {spec.SPEC} asks for; it has {', '.join(map(str, table.columns))}"
         )
-    for column in _unique([experiment.metric, experiment.select, "step"]):
+    for column in (*metrics, "step"):
         if table[column].dtype.kind not in "fiu":
             raise ValueError(f"{path}: column {column!r} holds {table[column].dtype}, expected numbers")
     if table.empty:
@@ -105,8 +106,11 @@ def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
         )
     # infinite is the worst there is, so that no choice falls on a model that diverged
     worst = math.inf if experiment.lower else -math.inf
-    metrics = _unique([experiment.metric, experiment.select])
     return table.assign(**{c: table[c].astype(float).fillna(worst).replace(-worst, worst) for c in metrics}), experiment
+
+
+def _curve_metrics(experiment: spec.Experiment) -> list[str]:
+    return [figure.metric for figure in experiment.figures if isinstance(figure, spec.Curves)]
 
 
 def configuration(experiment: spec.Experiment) -> list[str]:
@@ -174,7 +178,7 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
     for row in each(drawn(table, experiment, figure)):
         if any(text.missing(row[column]) for column in by):
             continue
-        curve = results.curve(results.rows_of(table, row, told), experiment.metric)
+        curve = results.curve(results.rows_of(table, row, told), figure.metric or experiment.metric)
         line = _line(
             f"{figure.colour}={text.value(row[figure.colour])}",
             curve["step"],
@@ -186,7 +190,8 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
         found.setdefault(_facet(row, figure.rows, figure.columns), []).append((row[figure.colour], line))
     panels, rows, columns, styles = _arrange(found, experiment, figure, figure.rows)
     linear, log = _curve_ranges(panels, styles, experiment.lower)
-    return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), experiment.label,
+    label = figure.label or experiment.label
+    return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), label,
                   rows, columns, panels, styles, linear, log, experiment.lower)  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Curves:
-    """`metric` against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
+    """A metric against the step, at the best setting of every line; a panel for each value of `rows` and `columns`."""
 
     title: str
     caption: str
@@ -30,6 +30,8 @@ class Curves:
     colour: str = "method"
     rows: str | None = "optimizer"
     columns: str | None = "batch_size"
+    metric: str = ""  # the column drawn; empty: the experiment's metric
+    label: str = ""  # of that column
     kind: Literal["curves"] = "curves"
 
 

@@ -34,11 +34,13 @@ class Data(NamedTuple):
 
 @dataclass
 class History:
-    """What was measured: for every mark the step, the seconds since the start, and errors `(S, K)` by name."""
+    """What was measured: for every mark the step, the seconds since the start, and errors `(S, K)` by name. `alive` are the
+    candidates that the stack has at the end, in the order in which it counts them."""
 
     steps: list[int] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     errors: dict[str, list[Tensor]] = field(default_factory=dict)
+    alive: list[int] = field(default_factory=list)
 
     def add(self, step: int, wall_s: float, errors: dict[str, Tensor]) -> None:
         self.steps.append(step)
@@ -58,6 +60,7 @@ def train(
     measured: dict[str, Data],
     *,
     at: Sequence[int] | None = None,
+    at_end: dict[str, Data] | None = None,
     checkpoint: Path | None = None,
     every_s: float = 60.0,
     name: str = "",
@@ -67,6 +70,7 @@ def train(
 
     measured: the data sets on which errors are taken, by name; the error on the training batches is called "train".
     at: the steps to measure at; `marks(stack.total)` where not given.
+    at_end: data sets on which errors are taken after the last step alone; they are NaN at the other marks.
     checkpoint: the file that holds the state in between, for the caller to remove once the result is safe. `name` is stored
         in it, and a checkpoint of another name is refused.
     progress: called with the step and the total a few times a second.
@@ -78,6 +82,7 @@ def train(
     if checkpoint is not None and checkpoint.is_file():
         history, alive, spent = _resume(checkpoint, stack, name)
     measured = {key: Data(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in measured.items()}
+    at_end = at_end or {}
     start, saved, chunk = time.perf_counter() - spent, time.perf_counter(), 1
     last = history.steps[-1] if history.steps else 0
 
@@ -96,6 +101,9 @@ def train(
             if stack.t == mark:
                 errors = {key: stack.evaluate(*data) for key, data in measured.items()}
                 errors["train"] = stack.average_loss(stack.t - last)
+                for key, data in at_end.items():
+                    ended = stack.t == stack.total
+                    errors[key] = stack.evaluate(*data) if ended else torch.full_like(errors["train"], float("nan"))
                 last = stack.t
                 history.add(last, time.perf_counter() - start, {k: _spread(v, alive, K) for k, v in errors.items()})
                 alive = _drop(stack, alive, [errors[key] for key in measured])
@@ -109,6 +117,7 @@ def train(
             if time.perf_counter() - saved > every_s:
                 save()
                 saved = time.perf_counter()
+    history.alive = alive
     return history
 
 

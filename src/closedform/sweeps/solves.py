@@ -1,14 +1,17 @@
 """The rules of `closedform.rules` for many last layers at once, each with its own lambda, on features of their own.
 
 Models are the leading axis and samples the last one: features `X (M, D, n)` in float64, extended by a row of ones for the
-bias; layers `W (M, o, D)`, targets `Y (M, o, n)`. Lambda is a change of units of the features, `X <- X / sqrt(lam)`, after
-which every system is solved with lambda 1 and the update divided by `sqrt(lam)` once more; so a number, one value a
-feature, and a lambda relative to the Gram matrix are one case. A solve that fails or is not finite leaves its layer alone.
+bias; layers `W (M, o, D)`, targets `Y (M, o, n)`. Where there are more samples than features only the products `X X^T` and
+`X E^T` are wanted, which are added up piece by piece: the copies in float64 do not grow with the batch.
+
+Lambda is a change of units of the features, `X <- X / sqrt(lam)`, after which every system is solved with lambda 1 and the
+update divided by `sqrt(lam)` once more; so a number, one value a feature, and a lambda relative to the Gram matrix are one
+case. A solve that fails or is not finite leaves its layer alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +21,7 @@ from ..lambdas import AUTO_RATIO, check_forget, per_sample, relative
 from ..rules import LEAK, LEAKING, Ema, Kalman, Proximal, Ridge, Rule
 from . import elimination
 
+PIECE = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes of features in float64 at a time
 FLOOR = 1e-3  # of the learning rate, for a memory that follows it: as in `lambdas.follow_lr`
 
 
@@ -43,19 +47,53 @@ def check(rule: Rule) -> None:
             raise ValueError(f"a stack takes no drift, got {rule}")
 
 
+class Rows:
+    """Features `phi (M, d, n)` and targets `y (S, o, n)`, which the models of a seed share, as the solves want them."""
+
+    def __init__(self, phi: Tensor, y: Tensor, bias: bool, piece: int | None = None):
+        self.phi, self.y, self.bias = phi, y, bias
+        self.M, self.n = phi.shape[0], phi.shape[2]
+        self.D = phi.shape[1] + int(bias)
+        self._piece = piece or max(self.D, PIECE[phi.device.type] // (8 * self.M * self.D))
+
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        M, d, n = self.phi.shape
+        for low in range(0, n, self._piece):
+            phi = self.phi[:, :, low : low + self._piece]
+            X = torch.empty(M, self.D, phi.shape[2], dtype=torch.float64, device=phi.device)
+            X[:, :d] = phi
+            if self.bias:
+                X[:, d] = 1
+            y = self.y[:, None, :, low : low + self._piece].double()
+            yield X, y.expand(-1, M // y.shape[0], -1, -1).flatten(0, 1)
+
+    def features(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        """`X` and the residuals `E = Y - W X`, whole."""
+        X, Y = next(iter(Rows(self.phi, self.y, self.bias, self.n)._pieces()))
+        return X, Y - W @ X
+
+    def moments(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        """`X X^T` and `X E^T`."""
+        G = torch.zeros(self.M, self.D, self.D, dtype=torch.float64, device=self.phi.device)
+        C = torch.zeros(self.M, self.D, self.y.shape[1], dtype=torch.float64, device=self.phi.device)
+        for X, Y in self._pieces():
+            G.baddbmm_(X, X.mT)
+            C.baddbmm_(X, (Y - W @ X).mT)
+        return G, C
+
+
 class Lambdas:
     """The lambdas of a group of models, as numbers: `base` times one, or times the Gram matrix's diagonal."""
 
-    def __init__(
-        self, rules: Sequence[Rule], follow: Sequence[bool], features: int, bias: bool, n: int, device: torch.device
-    ):
+    def __init__(self, rules: Sequence[Rule], follow: Sequence[bool], features: int, bias: bool, device: torch.device):
         base = torch.empty(len(rules), features, dtype=torch.float64)
         kind = torch.zeros(len(rules), dtype=torch.int64)  # 0 a number, 1 relative, 2 relative by feature
+        each = torch.zeros(len(rules), 1, dtype=torch.float64)  # 1 where it is times the number of samples
         for row, rule in enumerate(rules):
             lam = coefficient(rule)
             if isinstance(lam, per_sample):
                 assert not callable(lam.lam)
-                lam = lam.lam * n
+                lam, each[row] = lam.lam, 1.0
             if lam == "auto" if isinstance(lam, str) else isinstance(lam, relative):
                 ratio = lam.ratio if isinstance(lam, relative) else AUTO_RATIO
                 kind[row] = 2 if isinstance(lam, relative) and lam.per_feature else 1
@@ -70,18 +108,19 @@ class Lambdas:
                     f"a vector lambda has one value a feature, got {len(values)} for {features} (with the bias)"
                 )
             base[row] = values
-        self.base, self.kind = base.to(device), kind.to(device)
+        self.base, self.kind, self.each = base.to(device), kind.to(device), each.to(device)
         self.follow = torch.tensor(follow, device=device)
         self.any_relative = bool((kind > 0).any())
         self.bias = bias
 
-    def __call__(self, X: Tensor, factor: Tensor) -> Tensor:
-        """`(M, D)` for features `X (M, D, n)`; `factor (M,)` is the learning rate as a share of its base."""
+    def __call__(self, diagonal: Tensor, factor: Tensor, n: int) -> Tensor:
+        """`(M, D)` for the diagonal `(M, D)` of a Gram matrix of n samples; `factor (M,)` is the learning rate as a share of
+        its base."""
         lam = self.base / torch.where(self.follow, factor.clamp(min=FLOOR), 1.0)[:, None]
+        lam = lam * (1 + (n - 1) * self.each)
         if not self.any_relative:
             return lam
-        d = X.shape[1] - int(self.bias)
-        diagonal = torch.linalg.vector_norm(X, dim=2).square()
+        d = diagonal.shape[1] - int(self.bias)
         mean = diagonal[:, :d].mean(1, keepdim=True)
         mean = torch.where(mean > 0, mean, 1.0)
         own = torch.where(diagonal > 0, diagonal, mean)
@@ -106,16 +145,19 @@ class Solved:
         mix = torch.tensor([1 - rule.momentum if isinstance(rule, Ema) else 1.0 for rule in rules], **kind)
         return cls(lambdas, keep[:, None, None], mix[:, None, None])
 
-    def __call__(self, W: Tensor, X: Tensor, Y: Tensor, factor: Tensor) -> Tensor:
+    def __call__(self, W: Tensor, rows: Rows, factor: Tensor) -> Tensor:
         kept = self.keep * W
-        E = Y - kept @ X
-        scale = self.lambdas(X, factor).rsqrt()[:, :, None]
-        if X.shape[2] <= X.shape[1]:
+        if rows.n <= rows.D:
+            X, E = rows.features(kept)
+            diagonal = torch.linalg.vector_norm(X, dim=2).square()
+            scale = self.lambdas(diagonal, factor, rows.n).rsqrt()[:, :, None]
             X = X * scale
             A, ok = elimination.solve(_shifted(X.mT @ X), E.mT)
             dW = X @ A
         else:
-            dW, ok = elimination.solve(_shifted((X @ X.mT).mul_(scale).mul_(scale.mT)), (X @ E.mT).mul_(scale))
+            G, C = rows.moments(kept)
+            scale = self.lambdas(G.diagonal(dim1=1, dim2=2), factor, rows.n).rsqrt()[:, :, None]
+            dW, ok = elimination.solve(_shifted(G.mul_(scale).mul_(scale.mT)), C.mul_(scale))
         new = (1 - self.mix) * W + self.mix * (kept + (dW * scale).mT)
         return torch.where(_accepted(ok, new), new, W)
 
@@ -133,15 +175,14 @@ class Filtered:
         self.A = torch.zeros(len(rules), features, features, **kind)
         self.prior = torch.zeros(len(rules), features, **kind)
 
-    def __call__(self, W: Tensor, X: Tensor, Y: Tensor, factor: Tensor, step: Tensor, first: bool) -> Tensor:
-        E = Y - W @ X
+    def __call__(self, W: Tensor, rows: Rows, factor: Tensor, step: Tensor, first: bool) -> Tensor:
+        G, C = rows.moments(W)
         loss = (1 - self.forget) * torch.where(self.lambdas.follow, factor.clamp(FLOOR, 1.0), 1.0)
         if first:
-            self.prior.copy_(self.lambdas(X, torch.ones_like(factor)))
-            A = torch.diag_embed(self.prior)
+            self.prior.copy_(self.lambdas(G.diagonal(dim1=1, dim2=2), torch.ones_like(factor), rows.n))
+            A = G + torch.diag_embed(self.prior)
         else:
-            A = self.A * (1 - loss)[:, None, None]
-        A.baddbmm_(X, X.mT)
+            A = torch.addcmul(G, self.A, (1 - loss)[:, None, None])
         D = A.shape[1]
         if not first:  # what `rules._leak` gives back
             count = min(LEAKING, D)
@@ -149,7 +190,7 @@ class Filtered:
             share = self.prior[:, index] * (LEAK * D / count * loss)[:, None]
             A.diagonal(dim1=1, dim2=2).index_add_(1, index, share)
         scale = A.diagonal(dim1=1, dim2=2).rsqrt()[:, :, None]
-        dW, ok = elimination.solve(_shifted(scale * A * scale.mT, 0.0), scale * (X @ E.mT))
+        dW, ok = elimination.solve(_shifted(scale * A * scale.mT, 0.0), scale * C)
         new = W + (dW * scale).mT
         accepted = _accepted(ok, new)
         self.A.copy_(torch.where(accepted, A, self.A))

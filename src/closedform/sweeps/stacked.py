@@ -9,6 +9,9 @@ A step has no branch and no wait for the device, so on CUDA it is captured once 
     stack.advance(1000)
     errors = stack.evaluate(X_test, Y_test)      # (S, K) mean squared errors
 
+A Fourier neural operator (`closedform.models.fno`) has fields instead, (S, N, points, channels) and (S, N, points, o), and a
+last layer that all points share.
+
 Each model equals the same one trained alone with `closedform.training` to rounding; `module` takes it out. Models do not
 mix, so one that diverges (its parameters become NaN) disturbs no other, and `keep` drops it.
 """
@@ -16,6 +19,7 @@ mix, so one that diverges (its parameters become NaN) disturbs no other, and `ke
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,11 +27,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..rules import Kalman, Rule
 from ..storage import INITS
 from . import solves, updates
+from .networks import network
 
 WARM = 3  # eager steps before a capture, which CUDA libraries use to set themselves up
 
@@ -61,16 +65,18 @@ class Candidate:
 class Stack:
     """S seeds by K candidates as one model.
 
-    backbones: one network a seed, `nn.Sequential` of linear layers each followed by GELU (`closedform.models.mlp`).
+    backbones: one network a seed, `nn.Sequential` of linear layers each followed by GELU (`closedform.models.mlp`), or an
+        `FNO1d` (`closedform.models.fno`).
     algorithm: the paper's 1 (solve, then step) or 2 (step, then solve on the same batch).
-    reduction: the loss is the mean over samples and the "mean" or "sum" over outputs. Learning rates refer to it.
+    reduction: the loss is the mean over samples (and their points) and the "mean" or "sum" over outputs. Learning rates
+        refer to it.
     total: the number of steps that a cosine rate takes.
     tf32: whether the backbone's products may round their factors to TF32 on a GPU. The solves are in float64 regardless.
     """
 
     def __init__(
         self,
-        backbones: Sequence[nn.Sequential],
+        backbones: Sequence[nn.Module],
         candidates: Sequence[Candidate],
         outputs: int,
         *,
@@ -94,22 +100,12 @@ class Stack:
         self.device = torch.device(device)
         self.optimizer = updates.OPTIMIZERS[optimizer]()
         self._templates = [copy.deepcopy(backbone).cpu() for backbone in backbones]
-        layers = [module for module in backbones[0] if isinstance(module, nn.Linear)]
-        for backbone in backbones:
-            pairs = [isinstance(module, (nn.Linear, nn.GELU)[k % 2]) for k, module in enumerate(backbone)]
-            if not layers or not all(pairs) or len(pairs) % 2:
-                raise ValueError(f"a stack takes linear layers, each followed by GELU, got {backbone}")
-            if [p.shape for p in backbone.parameters()] != [p.shape for p in backbones[0].parameters()]:
-                raise ValueError(f"the backbones of a stack have the same sizes, got {backbones[0]} and {backbone}")
-        self.width = layers[-1].out_features
+        self._network = network(backbones)
+        self.width = self._network.width
         self.features = self.width + int(bias)
-        dtype = layers[0].weight.dtype
         S, K = len(backbones), len(candidates)
-        columns = zip(*(backbone.parameters() for backbone in backbones))
-        stacked = [torch.stack([p.detach() for p in column]).repeat_interleave(K, 0) for column in columns]
-        # the products of a GPU want rows of a multiple of 16 bytes; columns of zeros meet inputs of zero and stay zero
-        self.inputs, self._padding = layers[0].in_features, -layers[0].in_features % 4
-        stacked[0] = F.pad(stacked[0], (0, self._padding))
+        stacked = [p.repeat_interleave(K, 0) for p in self._network.params(backbones)]
+        dtype = stacked[0].dtype
         self.params = [p.to(self.device).requires_grad_() for p in stacked]
         head = torch.zeros(S, K, outputs, self.features, dtype=dtype)
         for s, seed in enumerate(self.seeds):
@@ -141,7 +137,7 @@ class Stack:
         for low, high in ((self._cut[0], self._cut[1]), (self._cut[1], K)):
             rules = [c.rule for c in self.candidates[low:high] if c.rule is not None] * S
             follow = [c.follow for c in self.candidates[low:high]] * S
-            lambdas = solves.Lambdas(rules, follow, self.features, self.bias, self.batch_size, self.device)
+            lambdas = solves.Lambdas(rules, follow, self.features, self.bias, self.device)
             groups.append((rules, lambdas))
         (rules, lambdas), (filters, priors) = groups
         self._solved = solves.Solved.of(rules, lambdas, self.device) if rules else None
@@ -166,20 +162,22 @@ class Stack:
     # ---- Training --------------------------------------------------------------------------------
 
     def feed(self, X: Tensor, Y: Tensor) -> None:
-        """The training data of every seed, `X (S, N, f)` and `Y (S, N, o)`; the last incomplete batch is dropped."""
+        """The training data of every seed, `X (S, N, f)` and `Y (S, N, o)`, or fields with their points in between; the last
+        incomplete batch is dropped."""
         S, N = X.shape[:2]
-        if S != len(self.seeds) or Y.shape != (S, N, self.outputs) or N < self.batch_size:
+        fits = Y.shape == (*X.shape[:-1], self.outputs)
+        if S != len(self.seeds) or not fits or N < self.batch_size:
             raise ValueError(
-                f"expected X ({len(self.seeds)}, N, f) and Y ({len(self.seeds)}, N, {self.outputs}) with N at least the "
-                f"batch size {self.batch_size}, got {tuple(X.shape)} and {tuple(Y.shape)}"
+                f"expected X ({len(self.seeds)}, N, ..., f) and Y ({len(self.seeds)}, N, ..., {self.outputs}) with N at "
+                f"least the batch size {self.batch_size}, got {tuple(X.shape)} and {tuple(Y.shape)}"
             )
-        self._X, self._Y = self._padded(X).flatten(0, 1), Y.to(self.device).flatten(0, 1)
+        self._X, self._Y = self._prepared(X).flatten(0, 1), Y.to(self.device).flatten(0, 1)
         self._N, self.steps_per_epoch = N, N // self.batch_size
         self._order = torch.empty(S, N, dtype=torch.int64, device=self.device)
         self._epoch = -1
 
-    def _padded(self, X: Tensor) -> Tensor:
-        return F.pad(X.to(self.device), (0, self._padding))
+    def _prepared(self, X: Tensor) -> Tensor:
+        return self._network.prepared(X.to(self.device))
 
     def _shuffle(self) -> None:
         """The order of this epoch, a function of the seed and the epoch alone, so that a resumed run sees the same."""
@@ -225,7 +223,7 @@ class Stack:
         index = self._order.index_select(1, start + torch.arange(self.batch_size, device=self.device))
         shape = index.shape
         x = self._X.index_select(0, index.flatten()).unflatten(0, shape)
-        return x, self._Y.index_select(0, index.flatten()).unflatten(0, shape).mT
+        return x, _rows(self._Y.index_select(0, index.flatten()).unflatten(0, shape))
 
     def _step(self, first: bool) -> None:
         x, y = self._batch()
@@ -246,14 +244,7 @@ class Stack:
 
     def _forward(self, x: Tensor) -> Tensor:
         """Features `(S K, d, n)` of a batch `x (S, n, f)`."""
-        S = x.shape[0]
-        weight, bias = self.params[:2]
-        # one product a seed: the same input for all its models
-        h = torch.baddbmm(bias.view(S, -1, 1), weight.view(S, -1, x.shape[2]), x.mT)
-        h = F.gelu(h.view(weight.shape[0], weight.shape[1], x.shape[1]))
-        for weight, bias in zip(self.params[2::2], self.params[3::2]):
-            h = F.gelu(torch.baddbmm(bias[:, :, None], weight, h))
-        return h
+        return self._network.forward(self.params, x)
 
     def _predict(self, phi: Tensor) -> Tensor:
         """`(S, K, o, n)`."""
@@ -284,33 +275,27 @@ class Stack:
         for group, cut in ((self._solved, slice(low, high)), (self._filtered, slice(high, K))):
             if group is None:
                 continue
-            part = phi[:, cut]
-            X = torch.empty(*part.shape[:2], self.features, part.shape[3], dtype=torch.float64, device=self.device)
-            X[:, :, : self.width] = part
-            if self.bias:
-                X[:, :, self.width] = 1
-            W = self.head[:, cut].flatten(0, 1).double()
-            Y = y[:, None].expand(-1, part.shape[1], -1, -1).flatten(0, 1).double()
-            X, rates = X.flatten(0, 1), factor[:, cut].flatten()
+            W, rates = self.head[:, cut].flatten(0, 1).double(), factor[:, cut].flatten()
+            rows = solves.Rows(phi[:, cut].flatten(0, 1), y, self.bias)
             if isinstance(group, solves.Solved):
-                W = group(W, X, Y, rates)
+                W = group(W, rows, rates)
             else:
-                W = group(W, X, Y, rates, self._t, first)
+                W = group(W, rows, rates, self._t, first)
             self.head[:, cut] = W.unflatten(0, (S, -1)).to(self.head.dtype)
 
     # ---- What one wants to know ------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Mean squared errors `(S, K)` on `X (S, N, f)`, `Y (S, N, o)`, in the order of the candidates as given; infinite
-        where a model has diverged."""
+        """Mean squared errors `(S, K)` on `X (S, N, f)`, `Y (S, N, o)`, or fields, in the order of the candidates as given;
+        infinite where a model has diverged."""
         memory = (1 << 30) if self.device.type == "cuda" else (1 << 26)
-        chunk = max(1, memory // (self.params[0][0, :, 0].numel() * self.params[0].shape[0] * 4))
+        chunk = max(1, memory // (self.width * math.prod(X.shape[2:-1]) * self.head.shape[:2].numel() * 4))
         total = torch.zeros(self.head.shape[:2], dtype=torch.float64, device=self.device)
         with _products(self.tf32):
             for x, y in zip(X.split(chunk, 1), Y.split(chunk, 1)):
-                predicted = self._predict(self._forward(self._padded(x)))
-                total += (predicted - y.to(self.device).mT[:, None]).double().square().sum((2, 3))
+                predicted = self._predict(self._forward(self._prepared(x)))
+                total += (predicted - _rows(y.to(self.device))[:, None]).double().square().sum((2, 3))
         return self._given(torch.nan_to_num(total / Y[0].numel(), nan=float("inf"), posinf=float("inf")))
 
     def average_loss(self, steps: int) -> Tensor:
@@ -323,14 +308,14 @@ class Stack:
         places = torch.tensor([self._place[k] for k in sorted(self._place)], device=values.device)
         return values.index_select(1, places).cpu()
 
-    def module(self, seed: int, candidate: int) -> tuple[nn.Sequential, nn.Linear]:
+    def module(self, seed: int, candidate: int) -> tuple[nn.Module, nn.Linear]:
         """One model by itself: the backbone and the last layer; `seed` and `candidate` count from 0."""
         place = self._place[candidate]
         backbone = copy.deepcopy(self._templates[seed])
         with torch.no_grad():
             for own, stacked in zip(backbone.parameters(), self.params):
                 trained = stacked.unflatten(0, self.head.shape[:2])[seed, place]
-                own.copy_(trained if own.shape == trained.shape else trained[:, : self.inputs])
+                own.copy_(self._network.own(trained, own.shape))
             W = self.head[seed, place].cpu()
             layer = nn.Linear(self.width, self.outputs, bias=self.bias, dtype=W.dtype)
             layer.weight.copy_(W[:, : self.width])
@@ -398,6 +383,11 @@ class _products:  # noqa: N801 - reads as a function at the call site
 
     def __exit__(self, *exc: object) -> None:
         torch.backends.cuda.matmul.allow_tf32 = self.before
+
+
+def _rows(Y: Tensor) -> Tensor:
+    """Targets `(S, n, ..., o)` as `(S, o, rows)`."""
+    return Y.flatten(1, -2).mT
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -1,0 +1,286 @@
+"""The experiment on Burgers' equation and its commands, with a small operator on a small grid."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from closedform import commands
+from closedform.data import burgers
+from closedform.experiments import claims, claims_fno, fno, fno_models, fno_samples, stacks
+from closedform.files import claimed
+from closedform.report import panels, spec, summary
+from closedform.report.thin import thin
+from closedform.sweeps import loop, results
+
+from .test_project import ROOT, tables
+
+SMALL = {"samples": 40, "points": 512, "stride": 32, "width": 6, "modes": 3}
+QUICK = ["paper", "fno", "--quick", "--batch-size", "4", "--epochs", "2", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOSEDFORM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(fno, "QUICK", SMALL)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+
+
+def jobs(optimizers=("sgd",), sizes=(4,), **changes):
+    return fno.jobs(optimizers, sizes, **({"size": "quick", "epochs": 2, "seeds": 1} | changes))
+
+
+def test_the_quick_experiment_ends_with_a_table_a_sentence_and_a_page(tmp_path):
+    result = invoke(*QUICK, "--batch-size", 7, "--optimizer", "sgd", "--optimizer", "adam", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Burgers' equation: the solution")
+    for word in ("sgd, batch size 4", "adam, batch size 7", "l2", "ridge", "proximal", "Kalman", "Lowest test MSE"):
+        assert word in result.output
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<figcaption>Sample ") == 3 * 4
+    assert page.count("<details open>") == 1
+    table = results.load(tmp_path)
+    assert set(table["method"]) == {"l2", "ridge", "proximal", "kalman"}
+    ends = table["step"] == table.groupby("batch_size")["step"].transform("max")
+    assert table.loc[ends, "fine"].notna().all()
+    assert table.loc[~ends, "fine"].isna().all()
+    assert (table.loc[ends, "fine"] - table.loc[ends, "test"]).abs().max() > 0
+    assert panels.figures(*panels.read(tmp_path))[0].y_label == "test MSE on 16 points"
+    again = invoke(*QUICK, "--out", tmp_path)
+    assert again.exit_code == 0, again.output
+    assert set(results.load(tmp_path)["batch_size"]) == {4, 7}, "what the folder has is kept"
+    assert not list(tmp_path.glob("parts/*.checkpoint"))
+
+
+def test_the_grids():
+    for optimizer, rates in (("sgd", 12), ("adam", 6)):
+        full = pd.Series([m.method for m in fno_models.models(optimizer, "full")]).value_counts().to_dict()
+        assert full == {"l2": rates, "ridge": 9 * rates, "proximal": 9 * rates, "kalman": 4 * rates}
+        for size, count in (("reduced", 12), ("quick", 4)):
+            models = fno_models.models(optimizer, size)
+            assert set(pd.Series([m.method for m in models]).value_counts()) == {count}
+            assert len(set(models)) == len(models)
+            assert {m.init for m in models} == {"zeros" if optimizer == "sgd" else "lecun"}
+    configs = fno.jobs(fno.OPTIMIZERS, fno.BATCH_SIZES, seeds=1)
+    told = [(c["optimizer"], c["batch_size"]) for c in configs]
+    assert told[:3] == [("sgd", 32), ("sgd", 128), ("sgd", 8)]
+    assert told[-2:] == [("sgd", 2), ("adam", 2)]
+    assert len({fno.name(c) for c in fno.jobs(["sgd"], [2, 8], seeds=3)}) == 6
+
+
+def test_data_are_fields_of_every_seed():
+    config = jobs()[0] | {"seeds": 2}
+    data = fno._of(config, "cpu")
+    assert data["train"].X.shape == (2, 28, 16, 1)
+    assert data["fine"].X.shape == (2, 8, 512, 1)
+    assert torch.equal(data["fine"].Y[:, :, ::32], data["test"].Y)
+    split = burgers.load(1, samples=40, points=512)
+    assert torch.equal(data["validation"].X[1, :, :, 0], split.x_validation[:, ::32])
+
+
+def test_a_table_is_that_of_its_models(tmp_path):
+    (config,) = jobs()
+    table = fno.train(config, folder=tmp_path, device="cpu")
+    arrays = np.load(tmp_path / f"{fno.grid.digest(config)}.{fno_samples.FILE}")
+    last = table[table["step"] == table["step"].max()]
+    for method in ("l2", "ridge", "proximal", "kalman"):
+        assert arrays[f"predicted-{method}"].shape == (3, 512)
+        error = np.square(arrays[f"predicted-{method}"] - arrays["y"]).mean(1)
+        np.testing.assert_allclose(arrays[f"mse-{method}"], error, rtol=1e-4)
+    assert len(last) == 16
+    assert np.isfinite(last["fine"]).all()
+
+
+def test_more_seeds_at_the_chosen_settings(tmp_path):
+    table = fno.run(tmp_path, jobs(), refine=2)
+    last = table[table["step"] == table["step"].max()]
+    assert last.groupby("seed").size().to_dict() == {0: 16, 1: 4, 2: 4}
+    facet = summary.best_settings(*panels.read(tmp_path))[0]
+    assert [entry.seeds for entry in facet.entries] == [3, 3, 3, 3]
+    seeds = fno.run(tmp_path / "all", jobs(seeds=2))
+    shared = ["method", *fno.SETTINGS, "seed"]
+    both = last.merge(seeds[seeds["step"] == seeds["step"].max()], on=shared)
+    assert set(both["seed"]) == {0, 1}
+    np.testing.assert_allclose(both["fine_x"], both["fine_y"], rtol=1e-3)
+
+
+def test_a_small_copy_gives_the_same_page(tmp_path):
+    fno.run(tmp_path / "whole", jobs(epochs=3))
+    assert invoke("thin", tmp_path / "whole", tmp_path / "small").exit_code == 0
+    pages = []
+    for name in ("whole", "small"):
+        assert invoke("report", tmp_path / name).exit_code == 0
+        page = (tmp_path / name / "report.html").read_text()
+        pages.append(page[page.index('<section class="fields"') :])
+    assert pages[0].split("</section>")[0] == pages[1].split("</section>")[0]
+    with pytest.raises(ValueError, match="needs another folder"):
+        thin(tmp_path / "whole", tmp_path / "whole")
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with claimed(tmp_path), pytest.raises(ValueError, match="another run is at work"):
+        fno.run(tmp_path, jobs())
+
+
+def test_errors_at_the_end_alone(tmp_path):
+    (config,) = jobs()
+    data = fno._of(config, "cpu")
+    stack = fno.Stack(
+        [fno.backbone(0, 6, 3)], [m.candidate() for m in fno.models("sgd", "quick")], 1, batch_size=4, total=9
+    )
+    stack.feed(*data["train"])
+    history = loop.train(stack, {"test": data["test"]}, at=[3, 6], at_end={"fine": data["fine"]})
+    assert [bool(torch.isnan(values).all()) for values in history.errors["fine"]] == [True, True, False]
+    assert torch.equal(history.errors["fine"][-1], stack.evaluate(*data["fine"]))
+    assert history.alive == list(range(16))
+
+
+def equal(one, other):
+    tables = [results.load(folder).drop(columns="wall_s") for folder in (one, other)]
+    pd.testing.assert_frame_equal(*tables)
+
+
+def test_the_command_stops_in_time_and_goes_on(tmp_path):
+    fno._of(jobs()[0], "cpu")  # which takes a second
+    asked = [*QUICK, "--epochs", "60", "--out"]
+    stopped = invoke(*asked, tmp_path / "a", "--seconds", "0.3")
+    assert stopped.exit_code == 130, stopped.output
+    assert "The same command goes on from here." in stopped.output
+    assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
+    for name in "ab":
+        assert invoke(*asked, tmp_path / name).exit_code == 0
+    equal(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_command_may_be_killed_and_goes_on(tmp_path):
+    asked = [*QUICK, "--epochs", "150", "--out"]
+    code = (
+        f"from closedform.experiments import fno; fno.QUICK = {SMALL}\n"
+        "train = fno.loop.train; fno.loop.train = lambda *a, **k: train(*a, **k | {'every_s': 0})\n"
+        "from closedform.cli import main; main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *asked, str(tmp_path / "a")], stdout=subprocess.DEVNULL)
+    while not list((tmp_path / "a").glob("parts/*.checkpoint")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    for name in "ab":
+        assert invoke(*asked, tmp_path / name).exit_code == 0
+    equal(tmp_path / "a", tmp_path / "b")
+
+
+# ---- The paper's sentences -----------------------------------------------------------------------
+
+
+def table(errors, slow=()):
+    """Curves that fall from 1 to the given error at the second of ten steps, or at the ninth for those in `slow`."""
+    rows = []
+    for (optimizer, size, method), error in errors.items():
+        for step in range(1, 11):
+            value = error if step >= (9 if method in slow else 2) else 1.0
+            row = dict.fromkeys(fno.SETTINGS, np.nan) | {"lr": 0.1, "seed": 0, "step": step}
+            row |= {"optimizer": optimizer, "batch_size": size, "method": method}
+            rows.append(row | {"validation": value, "test": value, "fine": value if step == 10 else np.nan})
+    return pd.DataFrame(rows)
+
+
+def check(errors, folder, slow=("l2",)):
+    results.save(table(errors, slow), folder)
+    return {result.claim: result for result in claims.check("fno", folder)}
+
+
+def as_claimed():
+    errors = {}
+    for optimizer in ("sgd", "adam"):
+        for size in (2, 8, 32, 128):
+            ridge = 5.0 if size == 2 else 1.4 if optimizer == "sgd" and size < 128 else 1.1
+            made = {"l2": 2e-4, "ridge": ridge * 1e-4, "proximal": 1e-4, "kalman": 1.2e-4}
+            errors |= {(optimizer, size, method): error for method, error in made.items()}
+    return errors
+
+
+def test_claims_hold_where_the_figures_say_so(tmp_path):
+    found = check(as_claimed(), tmp_path)
+    failed = [claim for claim, result in found.items() if not result.holds]
+    assert failed == [f"{o}: ridge reaches the final error of l2 in fewer steps" for o in ("sgd", "adam")]
+    assert "batch size 2: 0.0, 8: 5.0, 32: 5.0, 128: 5.0" in found[failed[0]].figures
+    assert "2: 5.0, 8: 5.0" in found["sgd: proximal reaches the final error of l2 in fewer steps"].figures
+    assert found["sgd: ridge is outperformed by proximal at batch size 8 and 32"].figures.endswith("8: 1.40, 32: 1.40")
+    assert len(found) == 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim"),
+    [
+        ({("sgd", 8, "proximal"): 1e-3}, "sgd: proximal is effective at every batch size"),
+        ({("adam", 2, "proximal"): np.inf}, "adam: proximal is effective at every batch size"),
+        ({("sgd", 2, "ridge"): 2e-4}, "sgd: ridge fails at batch size 2"),
+        ({("sgd", 32, "ridge"): 0.9e-4}, "sgd: ridge is outperformed by proximal at batch size 8 and 32"),
+        ({("adam", 32, "ridge"): 2e-4}, "adam: ridge is similar to proximal at batch size 8 and 32 and 128"),
+        ({("sgd", 128, "ridge"): 0.5e-4}, "sgd: ridge is similar to proximal at batch size 128"),
+        ({("adam", 8, "proximal"): 2.1e-4}, "adam: proximal reaches the final error of l2 in fewer steps"),
+        ({("sgd", 8, "kalman"): 2e-4}, "sgd: Kalman is no worse than proximal"),
+    ],
+)
+def test_claims_fail_where_the_figures_say_so(changes, claim, tmp_path):
+    found = check(as_claimed() | changes, tmp_path)
+    assert not found[claim].holds
+
+
+def test_claims_about_what_is_there(tmp_path):
+    part = {key: error for key, error in as_claimed().items() if key[:2] == ("sgd", 32)}
+    found = check(part, tmp_path)
+    assert "sgd: ridge is outperformed by proximal at batch size 32" in found
+    assert not any("adam" in claim or "batch size 2" in claim for claim in found)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        check({("sgd", 32, "l2"): 1e-4}, tmp_path)
+    results.save(table(part).drop(columns="fine"), tmp_path)
+    with pytest.raises(ValueError, match="no column 'fine'"):
+        claims_fno.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", 500], "batch size 500 is larger than the training set of 28 samples"),
+        (["--device", "tpu"], "--device is 'tpu'"),
+    ],
+)
+def test_bad_input_is_named(arguments, message, tmp_path):
+    result = invoke(*QUICK, *arguments, "--out", tmp_path)
+    assert message in str(result.exception)
+    with pytest.raises(ValueError, match="no grid"):
+        jobs(stride=5)
+    assert stacks.name(jobs()[0]) == "sgd, batch size 4"
+
+
+def test_the_page_about_burgers_has_the_committed_results():
+    page = (ROOT / "docs" / "fno.md").read_text()
+    made = tables()
+    for table in (made.fno, made.fno_peer, made.shared_memory):
+        assert table() in page, table.__name__
+    assert claims.markdown(claims.check("fno", ROOT / "results" / "fno")) in page
+    told = " ".join(page.split())
+    for paragraph in spec.load(ROOT / "results" / "fno").text.split("\n\n"):
+        assert " ".join(paragraph.split()) in told
+    for figure in re.findall(r"\]\((figures/\S+)\)", page):
+        assert (ROOT / "docs" / figure).is_file(), figure

@@ -1,0 +1,166 @@
+"""A stacked Fourier neural operator is the same one trained alone, and pieces of its Gram products are its Gram products."""
+
+import pytest
+import torch
+
+import closedform as cf
+from closedform import training
+from closedform.models.fno import FNO1d, SpectralConv1d
+from closedform.sweeps import solves
+from closedform.sweeps.networks import network
+from closedform.sweeps.stacked import Candidate, Stack, _generator
+from tests.helpers import relative
+
+STEPS, SAMPLES, POINTS, WIDTH, SEEDS = 12, 10, 12, 6, (0, 3)
+METHODS = {
+    "l2": Candidate(0.05, init="lecun"),
+    "l2 slower": Candidate(0.01, init="lecun"),
+    "ridge": Candidate(0.05, cf.Ridge(0.3)),
+    "ridge per sample": Candidate(0.02, cf.Ridge(cf.per_sample(0.01))),
+    "proximal": Candidate(0.05, cf.Proximal(5.0)),
+    "auto": Candidate(0.03, cf.Proximal("auto")),
+    "kalman": Candidate(0.05, cf.Kalman(0.95)),
+}
+
+
+def backbone(seed, modes=4, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return FNO1d(WIDTH, modes, blocks=2).to(dtype)
+
+
+def fields(samples=SAMPLES, points=POINTS, dtype=torch.float64):
+    g = torch.Generator().manual_seed(5)
+    x = 2 * torch.pi * torch.arange(points) / points
+    a, b = torch.randn(2, len(SEEDS), samples, 1, generator=g).double()
+    X = a * x.sin() + b * (2 * x).cos()
+    return X.unsqueeze(3).to(dtype), (X.square() - 0.5 * X.roll(1, 2)).unsqueeze(3).to(dtype)
+
+
+def stack(candidates, batch_size=3, dtype=torch.float64, points=POINTS, **options):
+    made = Stack(
+        [backbone(seed, dtype=dtype) for seed in SEEDS],
+        candidates, 1, batch_size=batch_size, total=STEPS, seeds=SEEDS, **options,
+    )  # fmt: skip
+    made.feed(*fields(points=points, dtype=dtype))
+    return made
+
+
+def alone(candidate, own, layer, x, y, seed, optimizer, batch_size):
+    """The same model with the package's own head and torch's optimizer."""
+    params = list(own.parameters()) + (list(layer.parameters()) if candidate.rule is None else [])
+    if optimizer == "sgd":
+        opt = torch.optim.SGD(params, lr=candidate.lr, momentum=0.9, nesterov=True)
+    else:
+        opt = torch.optim.Adam(params, lr=candidate.lr)
+    head, step = layer, training.l2
+    if candidate.rule is not None:
+        head, step = cf.ClosedFormLinear(WIDTH, 1, rule=candidate.rule, dtype=layer.weight.dtype), training.algorithm1
+        head.set_weights_(torch.cat([layer.weight, layer.bias[:, None]], 1).detach())
+    per_epoch = len(x) // batch_size
+    for t in range(STEPS):
+        if t % per_epoch == 0:
+            order = torch.randperm(len(x), generator=_generator(seed, t // per_epoch))
+        index = order[t % per_epoch * batch_size :][:batch_size]
+        step(own, head, opt, x[index], y[index])
+    return own, head
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("points", [POINTS, 2])  # 2: fewer rows than features, and fewer modes than the operator has
+def test_equals_training_alone(optimizer, points, dtype):
+    candidates = list(METHODS.values())
+    if optimizer == "adam":
+        candidates = [Candidate(c.lr / 10, c.rule, c.init) for c in candidates]
+    made = stack(candidates, optimizer=optimizer, dtype=dtype, points=points)
+    X, Y = fields(points=points, dtype=dtype)
+    before = {(s, k): made.module(s, k) for s in range(2) for k in range(len(candidates))}
+    made.advance(STEPS)
+    tolerance = 1e-8 if dtype == torch.float64 else 5e-3
+    for (s, k), (own, layer) in before.items():
+        start = {name: p.clone() for name, p in own.named_parameters()}
+        own, head = alone(candidates[k], own, layer, X[s], Y[s], SEEDS[s], optimizer, 3)
+        stacked, linear = made.module(s, k)
+        for name, p in own.named_parameters():
+            assert relative(stacked.get_parameter(name), p) < tolerance, (k, name)
+        assert relative(own.lift.weight, start["lift.weight"]) > 100 * tolerance or dtype == torch.float32
+        assert relative(linear.weight, head.weight) < tolerance, k
+
+
+@pytest.mark.parametrize("modes", [1, 2, 5, 12])
+@pytest.mark.parametrize("points", [2, 3, 8, 9, 22, 23, 24, 25, 64])
+def test_a_spectral_convolution_is_that_of_fast_transforms(points, modes):
+    torch.manual_seed(points)
+    layer = SpectralConv1d(3, modes).double()
+    x = torch.randn(2, points, 3, dtype=torch.float64)
+    kept = min(modes, points // 2 + 1)
+    spectrum = torch.fft.rfft(x, dim=1, norm="forward")[:, :kept]
+    mixed = torch.einsum("bki,kio->bko", spectrum, torch.view_as_complex(layer.weight.detach())[:kept])
+    expected = torch.fft.irfft(mixed, points, dim=1, norm="forward")
+    assert relative(layer(x), expected) < 1e-12
+    half = layer(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert relative(half.double(), expected) < 0.05
+
+
+@pytest.mark.parametrize("modes", [1, 2, 5, 12])
+def test_features_are_the_operators_on_any_grid(modes):
+    own = backbone(1, modes)
+    known = network([own])
+    for points in range(2, 2 * modes + 5):
+        x = torch.randn(1, 3, points, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(points))
+        features = known.forward([p.unsqueeze(0) for p in own.parameters()], x)
+        assert relative(features, own(x[0]).flatten(0, 1).T.unsqueeze(0)) < 1e-12, points
+
+
+def test_is_measured_on_another_grid():
+    made = stack(list(METHODS.values()))
+    made.advance(4)
+    X, Y = fields(points=5 * POINTS)
+    errors = made.evaluate(X, Y)
+    for k in range(len(METHODS)):
+        own, layer = made.module(1, k)
+        expected = torch.nn.functional.mse_loss(layer(own(X[1])), Y[1]).item()
+        assert errors[1, k].item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_restored_stack_goes_on_as_if_nothing_had_happened():
+    candidates = list(METHODS.values())
+    whole, first, resumed = (stack(candidates, optimizer="adam") for _ in range(3))
+    whole.advance(STEPS)
+    first.advance(5)
+    resumed.restore({name: tensor.clone() for name, tensor in first.state().items()})
+    resumed.advance(STEPS - 5)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state().values(), resumed.state().values()))
+    first.keep([4, 0, 6])
+    first.advance(STEPS - 5)
+    X, Y = fields()
+    assert relative(first.evaluate(X, Y), whole.evaluate(X, Y)[:, [4, 0, 6]]) < 1e-9
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("piece", [1, 7, 59, 60, 61])
+@pytest.mark.parametrize(("n", "d", "o"), [(60, 5, 1), (60, 1, 3), (3, 7, 2), (1, 1, 1)])
+def test_moments_in_pieces_are_the_moments(n, d, o, piece, bias):
+    g = torch.Generator().manual_seed(n)
+    phi, y = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((4, d, n), (2, o, n)))
+    W = torch.randn(4, o, d + bias, generator=g, dtype=torch.float64)
+    G, C = solves.Rows(phi, y, bias, piece).moments(W)
+    X = torch.cat([phi, torch.ones(4, 1, n)], 1) if bias else phi
+    E = y.repeat_interleave(2, 0) - W @ X
+    assert relative(G, X @ X.mT) < 1e-12
+    assert relative(C, X @ E.mT) < 1e-12
+    whole, residual = solves.Rows(phi, y, bias, piece).features(W)
+    assert torch.equal(whole, X.double())
+    assert relative(residual, E) < 1e-12
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"expected fields X \(S, samples, points, 1\), got \(2, 10, 12, 2\)"):
+        stack([Candidate(0.1)]).feed(torch.zeros(2, 10, 12, 2), torch.zeros(2, 10, 12, 1))
+    with pytest.raises(ValueError, match=r"expected X \(2, N, ..., f\)"):
+        stack([Candidate(0.1)]).feed(torch.zeros(2, 10, 12, 1), torch.zeros(2, 10, 11, 1))
+    with pytest.raises(ValueError, match="or an FNO1d, got ReLU"):
+        Stack([torch.nn.ReLU()], [Candidate(0.1)], 1, batch_size=1, total=1)
+    with pytest.raises(ValueError, match="the same sizes"):
+        Stack([FNO1d(4, 2), FNO1d(4, 3)], [Candidate(0.1)], 1, batch_size=1, total=1)
