@@ -2,7 +2,7 @@
 
     CLOSEDFORM_DATA=... python benchmarks/tabular_search.py [--variants kalman ...] [--problems yacht ...] [--quick]
 
-The problems are the training rows of split 0 of the nine UCI tables (at most 1,000 of them), 1,000 molecules of QM9 with 12
+The problems are the training rows of split 0 of the nine UCI tables (at most 500 of them), 500 molecules of QM9 with 12
 targets, and five made ones: Friedman's first and second, steps, a plane with much noise, and a table with gaps, whose few
 rows without an important value dominate the error. A fifth of the rows is for validation; no test row is looked at. A row
 of the result is the validation RMSE of each problem, and the seconds of the processor for all of them.
@@ -28,7 +28,7 @@ from closedform.data import qm9, tabular
 from closedform.estimators import ClosedFormRegressor, base, loop, networks, settings
 from common import RESULTS, Kept
 
-ROWS = 1000
+ROWS = 500
 
 
 class Momentum(networks.Adam):
