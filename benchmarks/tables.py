@@ -318,7 +318,7 @@ def tabular_epochs() -> str:
 
 
 def tabular_search() -> str:
-    """Validation error over the default's: geometric mean, where the change helps most, and where it harms most."""
+    """Validation error over the default's: geometric mean and median, where the change helps most and harms most."""
     found: dict[str, dict[str, dict]] = {}
     for row in _rows("tabular_search-cpu"):
         found.setdefault(row["variant"], {})[row["problem"]] = row
@@ -328,8 +328,9 @@ def tabular_search() -> str:
         low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
         ends = ["", ""] if variant == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
         seconds = sum(row["seconds"] for row in problems.values())
-        body.append([variant, f"{statistics.geometric_mean(ratios.values()):.3f}", *ends, f"{seconds:.0f}"])
-    return _markdown(["change", "error / default's", "best", "worst", "seconds"], body)
+        middle = statistics.geometric_mean(ratios.values()), statistics.median(ratios.values())
+        body.append([variant, *(f"{value:.3f}" for value in middle), *ends, f"{seconds:.0f}"])
+    return _markdown(["change", "error / default's", "median", "best", "worst", "seconds"], body)
 
 
 def tabular_lambda() -> str:
