@@ -98,9 +98,9 @@ def fno_peer() -> str:
     return _markdown(["width", "batch", "ours, ms", "neuraloperator, ms", "ratio"], body)
 
 
-def fno() -> str:
+def fno(experiment: str = "fno") -> str:
     """Test error on all points of Burgers' equation, at the best setting of each method."""
-    return _best("fno", ".3g")
+    return _best(experiment, ".3g")
 
 
 def qm9() -> str:
@@ -153,18 +153,28 @@ def accuracies(experiment: str = "cifar100") -> str:
 
 
 def settings(experiment: str = "cifar100") -> str:
-    """The setting that the validation accuracy chose for each method."""
+    """The setting that the validation accuracy chose for each method: ↑ the largest that was tried, ↓ the smallest."""
     from closedform.report import panels, summary, text
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, spec)
+    rows = table[table["study"] == "methods"]
     head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
     body = []
     for method in spec.methods:
         cells = [method.label]
-        for facet in facets:
+        for name, facet in zip(head[1:], facets):
             found = [entry.settings for entry in facet.entries if entry.method.key == method.key]
-            cells.append("; ".join(value for value in found[0] if value != text.MISSING) if found else "")
+            own = rows[
+                (rows["method"] == method.key) & (rows["optimizer"] + ", " + rows["batch_size"].astype(str) == name)
+            ]
+            shown = []
+            for column, value in zip(spec.settings, found[0] if found else ()):
+                if value != text.MISSING:
+                    tried = sorted(own[column].unique())
+                    ends = {f"{tried[0]:g}": "↓", f"{tried[-1]:g}": "↑"} if len(tried) > 1 else {}
+                    shown.append(value + ends.get(f"{float(value.replace(',', '')):g}", ""))
+            cells.append("; ".join(shown))
         body.append(cells)
     return _markdown(head, body)
 
@@ -191,8 +201,10 @@ def generalized(device: str = "cuda") -> str:
     body = []
     for row in _rows(f"generalized-{device}"):
         cells = [row["n"], row["d"], row["classes"], f"{row['ours']['median_ms']:.2f}"]
-        cells += [f"{row[f'{side}_over_ours']:.0f}" for side in ("inverses", "solves")] + [
-            f"{row['ours_over_squared']:.1f}"
+        cells += [
+            f"{row['inverses_over_ours']:.0f}",
+            f"{row['solves_over_ours']:.1f}",
+            f"{row['ours_over_squared']:.1f}",
         ]
         cells += [f"{row['captured_ours_over_squared']:.1f}"] if captured else []
         body.append([str(cell) for cell in cells])

@@ -28,7 +28,10 @@ CASES = {
     "complex": ((phi, y.to(torch.complex128)), "y must be real numbers, got torch.complex128"),
     "array": ((phi, y.numpy()), "y must be a tensor, got ndarray"),
     "list": ((phi, y, [1.0] * 4), "sample_weight must be a tensor, got list"),
-    "labels": ((phi, torch.zeros(4, dtype=torch.long)), r"for class labels pass one_hot\(y, classes\).float\(\)"),
+    "labels": (
+        (phi, torch.zeros(4, dtype=torch.long)),
+        r"class labels are whole numbers of shape \(4,\), and go with a loss of classes",
+    ),
     "nan in phi": ((spoiled(phi, nan), y), r"phi has NaN or infinite values \(first in row 2 of 4\)"),
     "inf in phi": ((spoiled(phi, inf), y), r"phi has NaN or infinite values"),
     "nan in y": ((phi, spoiled(y, nan)), r"y has NaN or infinite values \(first in row 2 of 4\)"),

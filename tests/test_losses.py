@@ -1,14 +1,18 @@
 """Losses other than the squared one: the bound, the inner steps and their limit, and all that the head does with them."""
 
 import copy
+import math
+import re
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform import reference, rules, training
+from closedform import reference, rules, training, woodbury
 from closedform.statistics import Batch
 
 from .cases import shapes
@@ -539,3 +543,74 @@ def test_rules_solve_without_a_head(make):
         return rules.fit(batch, W, batch.system(W), 0.5).update
 
     assert torch.autograd.gradcheck(solved, y.requires_grad_())
+
+
+# ---- A loss of one's own, and what is wrong with it ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own(cf.losses.Loss):
+    inner_steps: int = 1
+    curvature: float = 2.0
+    labels = True
+
+    def value(self, z, y):
+        return (z - y).square()
+
+    def gradient(self, z, y):
+        return 2 * (z - y)
+
+
+def test_a_loss_of_classes_of_ones_own_takes_labels():
+    phi, y = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 3
+    heads = [cf.ClosedFormLinear(4, 3, rule=cf.Ridge(0.1), loss=loss).double() for loss in (Own(), cf.OneHotSquared())]
+    for layer in heads:
+        layer.solve(phi, y)
+    torch.testing.assert_close(heads[0].weight, heads[1].weight)
+    assert float(Own()(heads[0](phi), y)) == pytest.approx(float(cf.OneHotSquared()(heads[1](phi), y)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (Own(inner_steps=0), "inner_steps must be a whole number of 1 or more, got 0"),
+        (Own(inner_steps=1.5), "inner_steps must be a whole number of 1 or more, got 1.5"),
+        (Own(curvature=-1.0), "curvature of a loss must be positive and finite, got -1.0"),
+        (Own(curvature=math.nan), "curvature of a loss must be positive and finite, got nan"),
+    ],
+)
+def test_a_bound_that_is_none_is_refused(wrong, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        cf.ClosedFormLinear(4, 3, loss=wrong)
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    class Summed(Own):
+        def gradient(self, z, y):
+            return 2 * (z - y).sum(0)
+
+    layer = cf.ClosedFormLinear(4, 3, rule=cf.Ridge(0.1), loss=Summed())
+    before = layer.weight.clone()
+    with pytest.raises(ValueError, match=r"Summed.gradient gave shape \(3,\); expected that of the outputs, \(20, 3\)"):
+        layer.solve(torch.randn(20, 4), torch.arange(20) % 3)
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("loss", [cf.Squared(), cf.Huber(), cf.CrossEntropy(), cf.Logistic(), Own()])
+def test_a_loss_does_not_broadcast(loss):
+    with pytest.raises(ValueError, match=r"y must have the outputs' shape \(50, 1\).*; got \(50,\)"):
+        loss(torch.randn(50, 1), torch.rand(50))
+    with pytest.raises(ValueError, match=r"got \(49, 1\)"):
+        loss(torch.randn(50, 1), torch.rand(49, 1))
+
+
+def test_numpys_whole_numbers_are_whole():
+    assert cf.CrossEntropy(np.int64(3)).inner_steps == 3
+
+
+def test_a_k_that_would_iterate_for_ever_is_refused_where_it_iterates():
+    S, label = torch.randn(6, 4, dtype=torch.float64) / 9, torch.arange(6) % 2
+    with pytest.raises(ValueError, match="k is 1e.12; expected 1e-4 to 1e4"):
+        woodbury._iterated(S, torch.randn(4, 2, dtype=torch.float64), label, 1e12 - 1)
+    assert woodbury.iterations(1e4) <= woodbury._MOST
+    assert woodbury.iterations(1e-4) <= woodbury._MOST

@@ -58,7 +58,7 @@ def test_the_ends_of_the_range():
     assert float(probabilities.tempered(perfect, probabilities.fit_temperature(perfect, labels)).amax(1).mean()) > 0.99
     wrong = probabilities.tempered(-perfect, probabilities.fit_temperature(-perfect, labels))
     assert torch.allclose(wrong, torch.full_like(wrong, 0.2), atol=1e-3)
-    assert probabilities.fit_temperature(torch.zeros(3, 2), torch.zeros(3)) == 1.0
+    assert probabilities.fit_temperature(torch.zeros(3, 2), torch.zeros(3).long()) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,25 @@ def test_the_ends_of_the_range():
         (torch.zeros(3), torch.zeros(3), r"got \(3,\) and \(3,\)"),
         (torch.zeros(0, 2), torch.zeros(0), "are needed"),
         (torch.zeros(3, 2), torch.zeros(4), r"got \(3, 2\) and \(4,\)"),
-        (torch.full((3, 2), float("nan")), torch.zeros(3), "NaN or infinite"),
+        (torch.full((3, 2), float("nan")), torch.zeros(3).long(), "NaN or infinite"),
     ],
 )
 def test_bad_outputs(f, y, message):
     with pytest.raises(ValueError, match=message):
         probabilities.fit_temperature(f, y)
+
+
+def test_what_is_no_probability_is_not_hidden():
+    assert probabilities.shifted(torch.tensor([[math.nan, 1.0]])).isnan().all()
+    f = torch.randn(5, 3)
+    for y in (torch.full((5,), 9), torch.full((5,), -1)):
+        with pytest.raises(ValueError, match="labels must be 0 to 2, got"):
+            probabilities.fit_temperature(f, y)
+    for y in (torch.rand(5), torch.ones(5, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="whole-number labels"):
+            probabilities.fit_temperature(f, y)
+    with pytest.raises(ValueError, match="add up to 1"):
+        probabilities.fit_temperature(f, torch.full((5, 3), 7.0))
+    for temperature in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="expected a positive number"):
+            probabilities.tempered(f, temperature)

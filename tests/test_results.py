@@ -42,6 +42,16 @@ def test_more_seeds_count_more_unless_one_of_them_diverged():
     assert chosen([(0.1, 0, 1, math.nan, math.nan), *three[:2]])["lr"] == 0.2
 
 
+def test_a_setting_that_failed_is_chosen_only_where_there_is_no_other():
+    one = [(0.1, 0, 1, 1.0, 1.0)]
+    three = [(0.2, seed, 1, value, 2.0) for seed, value in enumerate((0.5, 9.0, 9.0))]
+    assert chosen(one + three)["lr"] == 0.2
+    assert chosen(one + three, failed=5.0)["lr"] == 0.1
+    assert chosen(three, failed=5.0)["lr"] == 0.2
+    assert chosen(one + three, failed=0.9)["lr"] == 0.2, "all have failed"
+    assert chosen(one + three, failed=2.0, lower=False)["lr"] == 0.2
+
+
 def test_a_missing_value_is_a_value():
     rows = pd.DataFrame({"lam": [math.nan, 1.0], "seed": 0, "step": 1, "validation": [1.0, 2.0], "test": [1.0, 2.0]})
     runs = results.finished(rows, ["lam"], select="validation", metric="test")

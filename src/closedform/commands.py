@@ -145,11 +145,14 @@ def cifar100(
     runs: Annotated[int | None, typer.Option(min=1, help="Runs that every method has to find its settings.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
-    refine: Annotated[int, typer.Option(min=0, help="Follow the best learning rates up, with so many seeds.")] = 0,
+    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
+    ablations: Annotated[
+        bool, typer.Option(help="At the best rates also all lambda and beta, initial layers, no bias, Algorithm 2.")
+    ] = False,
     images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
     at_once: Annotated[int, typer.Option(min=1, help="So many processes that share the device.")] = 1,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so many; the same command goes on.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
 ) -> None:
@@ -179,6 +182,7 @@ def cifar100(
         device=_device(device),
         runs=runs or (1 if quick or full else experiment.RUNS),
         refine=refine,
+        ablations=ablations,
         at_once=at_once,
         deadline=None if seconds is None else time.perf_counter() + seconds,
     )
@@ -317,13 +321,16 @@ def _run(
         alarm.start()
     try:
         with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task("reading the data", total=sum(work.values()))
+            several = options.get("at_once", 1)
+            told = f"training, {several} runs at once" if several > 1 else "reading the data"
+            least = sum(work.values()) * options.get("runs", 1)  # what is known beforehand of the runs to come
+            task = progress.add_task(told, total=least)
 
             def step(config: dict[str, Any], t: int, total: int) -> None:
                 name = experiment.name(config)
                 if name not in work:  # one that the results of others have asked for
                     work[name] = experiment.work(config)
-                    progress.update(task, total=sum(work.values()))
+                    progress.update(task, total=max(least, sum(work.values())))
                 done = sum(work[other] for other in finished) + work[name] * t / total
                 progress.update(task, completed=done, description=name)
 
@@ -334,7 +341,7 @@ def _run(
             for config in experiment.finished(configs, out):
                 finished.add(experiment.name(config))
             experiment.run(out, configs, **options, progress=step, done=ended)
-            progress.update(task, completed=sum(work.values()), description="finished")
+            progress.update(task, completed=max(least, sum(work.values())), description="finished")
     except KeyboardInterrupt as stopped:
         console.print(f"Stopped with {len(finished)} of {len(work)} runs finished. The same command goes on from here.")
         sys.exit(getattr(stopped, "code", 130))

@@ -63,6 +63,7 @@ class ClosedFormLinear(StoredLinear):
         self.loss = Squared() if loss is None else loss
         if not isinstance(self.loss, Loss):
             raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
+        self.loss.check()
         super().__init__(in_features, out_features, bias, Proximal() if rule is None else rule, init, device, dtype)
         self._group = distributed.Shared(process_group)
         self._observed: tuple[Tensor, Tensor | None] | None = None

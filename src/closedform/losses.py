@@ -9,7 +9,7 @@ eigenvalue of its second derivative. Then, at any z_k and with g = f'(z_k)::
 so `t`, the *working target*, takes the place of the targets, and c/2 is one more sample weight. Repeating it (`inner_steps`)
 with the same factor never increases the regularised loss, and converges to its minimiser where f is convex.
 
-A loss of your own needs a bound and a gradient (and `value`, if you also want to train the backbone with it)::
+A loss of your own needs its value, the gradient of that and a bound (and `labels = True`, if it is one of classes)::
 
     @dataclass(frozen=True)
     class LogCosh(losses.Loss):
@@ -17,7 +17,8 @@ A loss of your own needs a bound and a gradient (and `value`, if you also want t
         curvature = 1.0
 
         def value(self, z, y):
-            return torch.log(torch.cosh(z - y))
+            r = (z - y).abs()
+            return r + F.softplus(-2 * r) - math.log(2)
 
         def gradient(self, z, y):
             return torch.tanh(z - y)
@@ -35,6 +36,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar
 
 import torch
@@ -67,15 +69,32 @@ class Loss(ABC):
 
     def working_target(self, z: Tensor, y: Tensor) -> Tensor:
         """The targets of the squared loss that bounds this one at `z`, up to the factor c/2 and a constant."""
-        return z - self.gradient(z, y) / self.curvature
+        gradient = self.gradient(z, y)
+        if gradient.shape != z.shape:
+            name, shape = type(self).__name__, tuple(gradient.shape)
+            raise ValueError(f"{name}.gradient gave shape {shape}; expected that of the outputs, {tuple(z.shape)}")
+        return z - gradient / self.curvature
 
     def targets(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The targets as an array of `shape (..., o)`, checked; what does not fit is left for the caller to refuse."""
-        return y
+        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        return one_hot(y, shape[-1]) if self.labels and whole and tuple(y.shape) == shape[:-1] else y
 
     def __call__(self, z: Tensor, y: Tensor) -> Tensor:
         """The mean of `value`, to train the backbone with; differentiable in `z`."""
-        return self.value(z, self.targets(y, tuple(z.shape))).mean()
+        target = self.targets(y, tuple(z.shape))
+        if target.shape != z.shape:
+            labels = f" or, for class labels, {tuple(z.shape[:-1])} of whole numbers" if self.labels else ""
+            raise ValueError(
+                f"y must have the outputs' shape {tuple(z.shape)}{labels}; got {tuple(y.shape)}, {y.dtype}"
+            )
+        return self.value(z, target).mean()
+
+    def check(self) -> None:
+        """A `ValueError` if the bound or the number of inner steps is none."""
+        _check_steps(self.inner_steps)
+        if not isinstance(self.curvature, (int, float)) or not 0 < self.curvature < math.inf:
+            raise ValueError(f"the curvature of a loss must be positive and finite, got {self.curvature!r}")
 
 
 def _float(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +104,7 @@ def _float(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_steps(steps: int) -> None:
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"inner_steps must be a whole number of 1 or more, got {steps!r}")
 
 
@@ -120,10 +139,8 @@ class _Classes(Loss):
     labels = True
 
     def targets(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if tuple(y.shape) == shape[:-1] and not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool):
-            return one_hot(y, shape[-1])
         if tuple(y.shape) != shape or y.is_complex():
-            return y
+            return super().targets(y, shape)
         return self._rows(y if y.is_floating_point() else y.float())
 
     def _rows(self, y: Tensor) -> Tensor:
@@ -276,7 +293,7 @@ class Huber(Loss):
 
     def __post_init__(self) -> None:
         _check_steps(self.inner_steps)
-        if not isinstance(self.delta, (int, float)) or not 0 < self.delta < math.inf:
+        if not isinstance(self.delta, (int, float)) or self.delta is True or not 0 < self.delta < math.inf:
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:

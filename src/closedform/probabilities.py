@@ -12,16 +12,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .losses import CrossEntropy
+
 
 def shifted(f: Tensor) -> Tensor:
     """The paper's "Class confidence": `p_c = (f_c - min f) / sum_c' (f_c' - min f)`; equal where all outputs are."""
     p = f - f.amin(-1, keepdim=True)
     total = p.sum(-1, keepdim=True)
-    return torch.where(total > 0, p / total, 1 / f.shape[-1])
+    return torch.where(total == 0, 1 / f.shape[-1], p / total)
 
 
 def tempered(f: Tensor, temperature: float | Tensor) -> Tensor:
     """`softmax(f / temperature)`."""
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise ValueError(f"the temperature is {temperature}; expected a positive number")
     return torch.softmax(f / temperature, -1)
 
 
@@ -35,12 +39,18 @@ def fit_temperature(f: Tensor, y: Tensor, steps: int = 60) -> float:
     bracket halved. Where the outputs are worse than nothing, the highest temperature that was tried is returned: their
     spread times 1e4.
     """
-    if f.ndim != 2 or f.shape[0] == 0 or not (y.shape == f.shape or y.shape == f.shape[:1]):
-        raise ValueError(f"outputs (n, classes) and labels (n,) are needed, got {tuple(f.shape)} and {tuple(y.shape)}")
+    rows = CrossEntropy().targets(y, tuple(f.shape)) if f.ndim == 2 else y
+    if f.ndim != 2 or f.shape[0] == 0 or rows.shape != f.shape:
+        raise ValueError(
+            f"outputs (n, classes) and whole-number labels (n,), or rows of probabilities, are needed, got {tuple(f.shape)} "
+            f"and {tuple(y.shape)} of {y.dtype}"
+        )
     f = f.double() - f.double().mean(1, keepdim=True)
     if not bool(torch.isfinite(f).all()):
         raise ValueError("the outputs have NaN or infinite values")
-    own = (f * y).sum(1) if y.shape == f.shape else f.gather(1, y.long()[:, None])[:, 0]
+    own = (f * rows).sum(1)
+    if not bool(torch.isfinite(own).all()):  # a GPU does not look at labels, and has NaN for one that is no class
+        raise ValueError(f"labels must be 0 to {f.shape[1] - 1}, and rows add up to 1")
     own = own * (1 - 1 / (f.shape[0] + 1))  # the outputs have mean 0, so the smoothed part adds nothing
     spread = float(f.square().mean().sqrt())
     if spread == 0:

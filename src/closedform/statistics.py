@@ -269,8 +269,8 @@ def check_batch(
     expected = (*phi.shape[:-1], out_features)
     if tuple(y.shape) != expected:
         hint = "; y.unsqueeze(-1) would fit" if (*y.shape, 1) == expected else ""
-        if tuple(y.shape) == expected[:-1] and out_features > 1 and not y.is_floating_point():
-            hint = "; for class labels pass one_hot(y, classes).float(), or take a classification loss"
+        if out_features > 1 and tuple(y.shape) in (expected[:-1], (*expected[:-1], 1)):
+            hint = f"; class labels are whole numbers of shape {expected[:-1]}, and go with a loss of classes"
         raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}{hint}")
     if y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must be real numbers, got {y.dtype}; y.float() may be what you want")
@@ -279,7 +279,7 @@ def check_batch(
     if phi.ndim != 2:
         phi, y = phi.reshape(-1, in_features), y.reshape(-1, out_features)
     if phi.shape[0] == 0:
-        raise ValueError(f"no samples: phi has shape {tuple(expected[:-1])} + ({in_features},)")
+        raise ValueError(f"no samples: phi has shape {(*expected[:-1], in_features)}")
     if weight is not None:
         if weight.numel() != phi.shape[0] or tuple(weight.shape) != expected[:-1]:
             raise ValueError(f"sample_weight must have shape {expected[:-1]}, got {tuple(weight.shape)}")

@@ -28,6 +28,7 @@ from . import linalg
 from .linalg import ClassRows, Solution, System
 
 TOLERANCE = 1e-13  # of the Chebyshev iteration
+_MOST = 1600  # iterations: k = 1e4
 _DENSE = 128  # up to so many classes, sums over a class's rows are a product with the one-hot labels
 
 
@@ -133,6 +134,8 @@ def _iterated(S: Tensor, B: Tensor, label: Tensor, delta: float) -> Tensor:
     sum of `s_j a_j` over the samples of i's class c."""
     sums = _Sums(S, label, B.shape[1])
     S, label = sums.S, sums.label
+    if iterations(1 + delta) > _MOST:
+        raise ValueError(f"k is {1 + delta:.3g}; expected 1e-4 to 1e4 where the sizes of classes are not looked at")
     low, high = sorted((1.0, 1.0 + delta))
     middle, half = (high + low) / 2, (high - low) / 2
     r = (S * B.T[label]).sum(1)

@@ -7,8 +7,8 @@ falls along a cosine for every method, images are cropped and mirrored at random
 the mean over the samples of the loss summed over the classes.
 
 The whole product of its grids (the size "full") is some thousand runs. By default every method has the same few runs at
-each batch size instead, that climb from one common start: first the learning rate, then the one other setting, a step of
-the paper's grid at a time, to the best validation accuracy (`climb`). `follow_up` then sweeps lambda, beta and the design
+each batch size instead, that climb from a start of its own (`STARTS`): first the learning rate, then the one other setting,
+a step of the grid at a time, to the best validation accuracy (`climb`). `follow_up` then sweeps lambda, beta and the design
 choices at the best rate, as in the paper's figure of hyperparameters.
 """
 
@@ -40,7 +40,7 @@ EPOCHS, SEEDS = 30, 1
 RATES = (10.0, 5.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005)
 LAMBDAS = BETAS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 RUNS = 5  # that every method has for its settings at one batch size
-RATIOS, FORGETS = (0.1, 1.0, 10.0, 100.0), (0.9, 0.99, 0.999)  # of the rules that the paper does not have
+RATIOS, FORGETS = (0.01, 0.1, 1.0, 10.0, 100.0), (0.5, 0.9, 0.99, 0.999)  # of the rules that the paper does not have
 LADDERS = {
     "lr": (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),  # the paper's, without the 0.3
     "lam": (*LAMBDAS, 1e4, 1e5),  # at small batches the best lies beyond the paper's grid
@@ -52,7 +52,7 @@ LADDERS = {
 STARTS: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "cross-entropy": {"lr": (0.05, 0.1, 0.2, 0.2)},
     "l2": {"lr": (0.001, 0.001, 0.001, 0.001)},
-    "ridge": {"lr": (0.1, 0.2, 2.0, 5.0), "beta": (1.0, 1e3, 1e3, 1.0)},
+    "ridge": {"lr": (0.2, 0.2, 2.0, 10.0), "beta": (1.0, 1e3, 1e3, 1.0)},
     "proximal": {"lr": (0.1, 0.5, 5.0, 10.0), "lam": (1e5, 1e4, 1e3, 1e3)},
     "generalized": {"lr": (0.1, 0.5, 5.0, 5.0), "ratio": (100.0, 10.0, 1.0, 1.0)},
     "closed-form cross-entropy": {"lr": (0.1, 0.2, 0.5, 0.2), "ratio": (10.0, 1.0, 0.1, 0.1)},
@@ -177,17 +177,19 @@ def _step(tried: dict[tuple[float, float], float], axis: str, order: Iterable[st
     return None
 
 
-def follow_up(table: pd.DataFrame, *, seeds: int = 1) -> list[dict[str, Any]]:
+def follow_up(table: pd.DataFrame, *, refine: int = 0, ablations: bool = True) -> list[dict[str, Any]]:
     """What the paper compares at the best learning rate, found in a table of runs: all lambda and beta (and the one setting
-    of each of our rules), four initial layers, no bias, Algorithm 2; and every method with more seeds, at its best setting.
-    """
+    of each of our rules), four initial layers, no bias, Algorithm 2; and every method with `refine` more seeds, at its best
+    setting."""
     made = []
     for base, runs in _cells(table):
         best = results.best(runs, ["method"], SETTINGS, lower=False).set_index("method")
         for method in best.index:
             lr = float(best.loc[method, "lr"])  # pyright: ignore[reportArgumentType]
             swept = {k: v for k in SETTINGS[1:] if (v := _plain(k, best.loc[method, k])) is not None}
-            made += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, seeds)]
+            made += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, 1 + refine)]
+            if not ablations:
+                continue
             made += [_config(base, method, lr, s) for s in _swept(method, beyond=True)]
             if method == "proximal":
                 at = _config(base, method, lr, swept)
@@ -273,6 +275,7 @@ def run(
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
     runs: int = 1,
     refine: int = 0,
+    ablations: bool = False,
     at_once: int = 1,
     deadline: float | None = None,
 ) -> pd.DataFrame:
@@ -280,7 +283,8 @@ def run(
     the folder.
 
     runs: then climb from them, till every method has had so many at its batch size (`climb`).
-    refine: then also run what follows up their best learning rates, with so many seeds (`follow_up`).
+    refine: then so many more seeds for the best setting of every method.
+    ablations: then also what follows up the best learning rates (`follow_up`).
     at_once: so many processes, which share the device. A small batch does not fill a GPU; with NVIDIA's MPS they overlap.
     deadline: a time of `time.perf_counter`; then the run under way is put aside and what is finished written.
     """
@@ -305,8 +309,9 @@ def run(
             methods = {config["method"] for config in configs}
             for _ in range(1, runs):
                 all_of([config for config in climb(collected(out), runs) if config["method"] in methods])
-            if refine:
-                all_of([c for c in follow_up(collected(out), seeds=refine) if c["method"] in methods])
+            if refine or ablations:
+                more = follow_up(collected(out), refine=refine, ablations=ablations)
+                all_of([config for config in more if config["method"] in methods])
         finally:
             for config in grid.configurations(parts, version=__version__):
                 _checkpoint(parts, config).unlink(missing_ok=True)

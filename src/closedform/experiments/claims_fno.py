@@ -36,7 +36,7 @@ class Errors:
         runs = results.finished(table, told, select="validation", metric="fine")
         self.final: dict[str, dict[int, dict[str, float]]] = {}
         self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
-        for row in panels.each(results.best(runs, columns, experiment.SETTINGS)):
+        for row in panels.each(results.best(runs, columns, experiment.SETTINGS, failed=experiment.FAILED)):
             optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
             self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
             self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, told), "test")

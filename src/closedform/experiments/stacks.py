@@ -43,13 +43,20 @@ def name(config: Config) -> str:
     return f"{told}, seed {config['first_seed']}" if config["first_seed"] else told
 
 
-def refined(config: Config, table: pd.DataFrame, more: int, every: Sequence[Any], settings: Sequence[str]) -> Config:
+def refined(
+    config: Config,
+    table: pd.DataFrame,
+    more: int,
+    every: Sequence[Any],
+    settings: Sequence[str],
+    failed: float | None = None,
+) -> Config:
     """The stack of `config` for `more` seeds, at the settings alone that its own rows choose for each method and initial
     layer."""
     own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
     table = table.loc[own & (table["batch_size"] == config["batch_size"])]
     runs = results.finished(table, ["method", "init", *settings], select="validation", metric="test")
-    best = results.best(runs, ["method", "init"], settings)
+    best = results.best(runs, ["method", "init"], settings, failed=failed)
     kept = {
         tuple(None if value != value else value for value in row) for row in best[["method", "init", *settings]].values
     }

@@ -166,7 +166,9 @@ def drawn(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves)
     told = configuration(experiment)
     by = _unique([figure.rows, figure.columns, figure.colour])
     runs = results.finished(where(table, figure.where), told, select=experiment.select, metric=experiment.metric)
-    return results.best(runs, by, [column for column in told if column not in by], lower=experiment.lower)
+    return results.best(
+        runs, by, [column for column in told if column not in by], lower=experiment.lower, failed=experiment.failed
+    )
 
 
 def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> Figure:
@@ -204,7 +206,7 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
     by = _unique([figure.columns, figure.colour, figure.x])
     chosen_by = [column for column in told if column not in by]
     runs = results.finished(table, told, select=experiment.select, metric=experiment.metric)
-    chosen = results.best(runs, by, chosen_by, lower=experiment.lower)
+    chosen = results.best(runs, by, chosen_by, lower=experiment.lower, failed=experiment.failed)
     ticks = _log_places(sorted(set(chosen[figure.x].astype(float))))
     found: dict[tuple, list[tuple[Any, Line]]] = {}
     for _, rows in chosen.groupby(_unique([figure.columns, figure.colour]), sort=False, observed=True):

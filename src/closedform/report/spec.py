@@ -62,6 +62,7 @@ class Experiment:
     figures: tuple[Curves | Sensitivity, ...]
     where: dict[str, list] = field(default_factory=dict)  # the rows that the table of best settings is about
     lower: bool = True  # whether less of the metric is better
+    failed: float | None = None  # a setting whose `select` is worse than this is chosen only where there is no other
     log: bool = True  # whether the metric's axis is logarithmic at first
     environment: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of columns, where they should read otherwise

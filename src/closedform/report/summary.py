@@ -66,7 +66,7 @@ def best_settings(table: pd.DataFrame, experiment: spec.Experiment) -> list[Face
     told = panels.configuration(experiment)
     chosen_by = [column for column in told if column not in (*by, "method")]
     runs = results.finished(table, told, select=experiment.select, metric=experiment.metric)
-    chosen = results.best(runs, [*by, "method"], chosen_by, lower=experiment.lower)
+    chosen = results.best(runs, [*by, "method"], chosen_by, lower=experiment.lower, failed=experiment.failed)
     found: dict[tuple, dict[str, Any]] = {}
     for row in panels.each(chosen):
         found.setdefault(tuple(row[column] for column in by), {})[row["method"]] = row
@@ -127,7 +127,8 @@ def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
     if len(contested) == 1:
         said += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
     elif contested:
-        said += f" The best one's 95 % interval overlaps no other in {clear} of {len(contested)} cases."
+        many = "no case" if clear == 0 else "one case" if clear == 1 else f"{clear} cases"
+        said += f" In {many} of {len(contested)} the best one's 95 % interval is clear of all others."
     return said
 
 

@@ -63,11 +63,16 @@ def by_setting(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     ).reset_index()
 
 
-def best(runs: pd.DataFrame, by: Sequence[str], settings: Sequence[str], *, lower: bool = True) -> pd.DataFrame:
+def best(
+    runs: pd.DataFrame, by: Sequence[str], settings: Sequence[str], *, lower: bool = True, failed: float | None = None
+) -> pd.DataFrame:
     """The setting with the best score (over the seeds) for each combination of the columns `by`. Where some settings
-    were run with more seeds than others, the choice is among those; but one that diverged with any seed comes last."""
+    were run with more seeds than others, the choice is among those; but one that diverged with any seed comes last, and so
+    does one whose score is worse than `failed`."""
     means = by_setting(runs, [*by, *settings])
     diverged = ~means["score"].abs().lt(math.inf)
+    if failed is not None:
+        diverged |= means["score"].gt(failed) if lower else means["score"].lt(failed)
     ranked = means.assign(diverged=diverged).sort_values(
         ["diverged", "seeds", "score"], ascending=[True, False, lower], kind="stable"
     )
