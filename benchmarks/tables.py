@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/tabular.md from the committed results: python benchmarks/tables.py"""
+"""The tables of the pages from the committed results: python benchmarks/tables.py"""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ def step_overhead() -> str:
         ["net", "batch", *(f"d = {d}" for d in dims)],
         [[nets[net], str(batch), *(cells[net, batch, d] for d in dims)] for net, batch in keys],
     )
+
+
+def communication() -> str:
+    """Numbers exchanged by one solve of two processes, and in brackets the KiB that each of them sent; the rule's choice is
+    in bold."""
+
+    def cell(row: dict, exchange: str) -> str:
+        side, chosen = row[exchange], row[exchange]["numbers"] == row["rule"]["numbers"]
+        sent = "" if side["wire_bytes"] is None else f" ({side['wire_bytes'] / 1024:.1f})"
+        return (f"**{side['numbers']:,.0f}**" if chosen else f"{side['numbers']:,.0f}") + sent
+
+    body = [
+        [f"{row['n']:,}", str(row["d"]), str(row["outputs"]), cell(row, "rows"), cell(row, "moments")]
+        for row in _rows("communication-cpu")
+    ]
+    return _markdown(["rows N", "features d", "outputs o", "rows: N (d + o)", "moments: D (D + o)"], body)
 
 
 def memory() -> str:
@@ -366,7 +382,7 @@ def tabular_lambda() -> str:
 if __name__ == "__main__":
     for table in (
         qm9, fno, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized, solve_time,
-        step_overhead, memory, diagnose_overhead,
+        step_overhead, memory, communication, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
     ):  # fmt: skip
         try:

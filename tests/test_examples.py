@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,67 @@ def test_a_loss_of_ones_own(capsys):
     (second,) = torch.autograd.grad(gradient.sum(), z)
     assert relative(loss.gradient(z, y), gradient) < 1e-12
     assert 0.9 * loss.curvature < float(second.max()) <= loss.curvature * (1 + 1e-12)
+
+
+def test_regression_in_a_plain_loop(capsys):
+    errors = example("regression").main(quick=True)
+    assert max(errors["solved, Proximal"], errors["solved, Kalman"]) < 0.25 * errors["learned"]
+    assert "solved, Kalman" in capsys.readouterr().out
+
+
+def test_streaming(capsys):
+    errors = example("streaming").main(quick=True)
+    assert errors["following"] < 0.5 * errors["mean"]
+    assert errors["following"] < 0.2 * errors["once"]
+    assert "partial_fit" in capsys.readouterr().out
+
+
+def test_uncertainty(capsys):
+    found = example("uncertainty").main(quick=True)
+    assert 0.92 < found["inside"] < 0.98
+    assert 0.18 < found["noise"] < 0.24
+    assert found["far"] > found["gap"] > found["seen"]
+    assert "#" in capsys.readouterr().out
+
+
+def test_a_fine_tuned_transformer(capsys, tmp_path):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    module = example("fine_tuned_transformer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert module.main(quick=True) > 0.95
+    assert "128 solves, 0 rejected" in capsys.readouterr().out
+
+
+def test_a_pretrained_transformer_and_a_file_of_texts(capsys, tmp_path):
+    """The other way in, with a model that was saved with a plain layer, and three classes in place of two."""
+    import transformers
+
+    module = example("fine_tuned_transformer")
+    (tmp_path / "vocab.txt").write_text("\n".join([*module.WORDS, "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    transformers.DistilBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    sizes = {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 16, "vocab_size": 22}
+    transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes)).save_pretrained(tmp_path)
+    texts, classes = module.made_up(100, seed=0)
+    lines = [f"{text}\t{2 if 'film' in text else label}" for text, label in zip(texts, classes)]
+    (tmp_path / "texts.tsv").write_text("\n".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.main(quick=True, pretrained=str(tmp_path), tsv=tmp_path / "texts.tsv")
+    assert "24 solves, 0 rejected" in capsys.readouterr().out  # eight times 80 texts, by 32
+
+
+def test_several_machines_goes_on_from_a_checkpoint(tmp_path, capsys):
+    """In one process; on two hosts see test_several_machines.py."""
+    module = example("several_machines")
+    whole = module.main([f"--folder={tmp_path / 'whole'}", "--steps=60"])
+    module.main([f"--folder={tmp_path / 'parts'}", "--steps=30"])
+    assert module.main([f"--folder={tmp_path / 'parts'}", "--steps=60"]) == whole
+    assert "on from step 30" in capsys.readouterr().out
+    states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
 
 
 def test_fields_to_fields(capsys):

@@ -1,6 +1,5 @@
 """docs/theory.md says what the committed results say, and the command that makes them runs."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -9,31 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from .scripts import load
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "theory.md"
 RESULTS = ROOT / "results" / "theory" / "theory.json"
-# a number, and behind it, unseen by the reader, the result that it is; `<` says that it is a bound
-MARKED = re.compile(r"(?P<number>-?\d[\d.]*(?:e-?\d+)?)(?P<percent> ?%)?<!-- (?P<bound><)?(?P<key>[\w.]+) -->")
-
-
-def value(key):
-    found = json.loads(RESULTS.read_text())
-    for part in key.split("."):
-        found = found[part]
-    return float(found)
+SENTENCES = load("benchmarks/sentences.py")
+MARKED = SENTENCES.MARKED
 
 
 def test_the_pages_numbers_are_the_results():
     text = PAGE.read_text(encoding="utf-8")
     marks = list(MARKED.finditer(text))
     assert len(marks) == text.count("<!--") > 40
-    for mark in marks:
-        shown, exact = float(mark["number"]), value(mark["key"]) * (100 if mark["percent"] else 1)
-        if mark["bound"]:
-            assert exact < shown, mark[0]
-        else:
-            decimals = len(mark["number"].partition(".")[2])
-            assert abs(shown - exact) <= 0.500001 * 10**-decimals, mark[0]
+    assert [wrong for mark in marks if (wrong := SENTENCES.check(mark, within="theory."))] == []
     assert not json.loads(RESULTS.read_text())["quick"]
 
 
@@ -51,10 +39,7 @@ def test_every_number_in_the_prose_is_marked():
 
 
 def overhead_table():
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    return tables.diagnose_overhead()
+    return load("benchmarks/tables.py").diagnose_overhead()
 
 
 def test_the_cost_of_watching():

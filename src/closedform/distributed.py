@@ -1,7 +1,9 @@
 """Several processes, one last layer: what is exchanged so that every rank solves the same system.
 
 With the joined batch of N rows and D extended features, ranks either gather the rows (N <= D: N (D + o) numbers) or add up
-the moments (N > D: D (D + o) numbers), and then compute the same thing from the same bits.
+the moments (N > D: D (D + o) numbers), whichever are fewer, and then compute the same thing from the same bits. On the wire
+an all-reduce sends a number twice and a gather once, so between N = D and 2 D rows would still be the fewer bytes; the
+moments are taken there because they make the smaller system. benchmarks/communication.py measures both.
 """
 
 from __future__ import annotations

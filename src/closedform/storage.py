@@ -89,6 +89,17 @@ class StoredLinear(nn.Linear):
                 self.bias.zero_()
         self._reset_memory()
 
+    @torch.no_grad()
+    def take_over(self, absent: set[str]) -> None:
+        """Put in order what a loader other than `load_state_dict` has written into the tensors: those named in `absent` it
+        has not set. The layer has no gradient; a master that was not there is the layer; without the whole rest the memory
+        is fresh."""
+        self.requires_grad_(False)
+        if self.master is not None and "master" in absent:
+            self.master.copy_(self._storage_without_master())
+        if absent - {"master"}:
+            self._reset_memory()
+
     def _reset_memory(self) -> None:
         if "step" not in self._buffers:
             return  # nn.Linear's constructor draws the weights before there is a memory

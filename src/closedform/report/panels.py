@@ -6,7 +6,6 @@ metric that it shows.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .. import extras
 from ..sweeps import results
 from . import colours, spec, text
 
@@ -79,9 +79,7 @@ class Figure:
 
 def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
     """Both files of a results folder, checked against each other."""
-    for module in ("pandas", "pyarrow", "jinja2", "matplotlib"):
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(f"closedform.report needs {module}: pip install 'closedform[experiments]'")
+    extras.require("closedform.report", "experiments", "pandas", "pyarrow", "jinja2", "matplotlib")
     experiment, table = spec.load(folder), results.load(folder)
     path = folder / results.TABLE
     metrics = _unique([experiment.metric, experiment.select, *_curve_metrics(experiment)])

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import require
 from ..files import atomic
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def save(table: pd.DataFrame, folder: Path) -> Path:
 
 
 def load(folder: Path) -> pd.DataFrame:
+    require("a table of results", "experiments", "pandas", "pyarrow")
     import pandas as pd
 
     path = folder / TABLE

@@ -1,0 +1,188 @@
+"""Numbers in sentences of the README and the pages, from the committed results.
+
+Behind such a number stands, unseen by the reader, what it is: `0.0573<!-- qm9.sgd.32.kalman -->`, a quotient of two
+(`0.80<!-- qm9.sgd.32.kalman / qm9.sgd.32.proximal -->`), a difference, or a bound (`<!-- <key -->`).
+
+    python benchmarks/sentences.py qm9.sgd.32.kalman        # one of them
+    python benchmarks/sentences.py                          # all
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MARKED = re.compile(
+    r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?)¹?(?P<percent>\s?%)?(?:\*\*)?"
+    r"<!-- (?P<bound><)?(?P<key>[\w.]+)(?: (?P<sign>[/-]) (?P<other>[\w.]+))? -->"
+)
+GOOD = 1.25  # as in closedform.experiments.claims
+AIMS = {"captured": 1.02, "eager": 1.05}
+
+
+@functools.cache
+def all_of_them() -> dict[str, Any]:
+    return {
+        "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms(), "zeros": _zeros()},
+        "fno": _experiment("fno"),
+        "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
+        "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
+        "step": _step(),
+        "memory": _memory(),
+        "theory": json.loads((ROOT / "results" / "theory" / "theory.json").read_text()),
+    }
+
+
+def value(key: str) -> float:
+    """The number of a key, such as qm9.sgd.32.kalman."""
+    found: Any = all_of_them()
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            known = ", ".join(found) if isinstance(found, dict) else "nothing below it"
+            raise KeyError(f"{key}: no {part!r} there; known are {known}")
+        found = found[part]
+    return float(found)
+
+
+def check(mark: re.Match[str], within: str = "") -> str | None:
+    """What is wrong with a marked number, if anything is; `within` stands before all keys of a page."""
+    exact = value(within + mark["key"])
+    if mark["sign"]:
+        other = value(within + mark["other"])
+        exact = exact / other if mark["sign"] == "/" else exact - other
+    exact *= 100 if mark["percent"] else 1
+    shown = float(mark["number"].replace(",", ""))
+    digits, _, exponent = mark["number"].partition("e")
+    last = int(exponent or 0) - len(digits.partition(".")[2])  # the place of the last digit
+    right = exact < shown if mark["bound"] else abs(shown - exact) <= 0.500001 * 10.0**last
+    return None if right else f"{mark[0]}: it is {exact:.6g}"
+
+
+def _rows(name: str) -> list[dict]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+
+
+def _key(word: object) -> str:
+    return re.sub(r"\W", "_", f"{word:g}" if isinstance(word, float) else str(word))
+
+
+def _experiment(name: str) -> dict[str, Any]:
+    """The final metric by optimizer, batch size and method; with `_lr`, `_lam`, ... behind it, the setting."""
+    from closedform.report import panels, summary
+
+    table, spec = panels.read(ROOT / "results" / name)
+    found: dict[str, Any] = {}
+    for facet in summary.best_settings(table, spec):
+        here: dict[str, float] = {}
+        for entry in facet.entries:
+            here[_key(entry.method.key)] = entry.final
+            for setting, chosen in zip(spec.settings, entry.settings):
+                if chosen[0].isdigit():
+                    here[f"{_key(entry.method.key)}_{setting}"] = float(chosen)
+        found.setdefault(facet.names[0], {})[facet.names[1].removeprefix("batch size ")] = here
+    return found
+
+
+def _lambda() -> dict[str, Any]:
+    """The paper's proximal rule on QM9: the best lambda at a rate, the least that is good, and what 1e3 costs."""
+    from closedform.experiments import claims
+    from closedform.sweeps import results
+
+    table, found = claims.Table(results.load(ROOT / "results" / "qm9")), {}
+    for optimizer in ("sgd", "adam"):
+        for size in table.batch_sizes:
+            where = {"optimizer": optimizer, "batch_size": size, "method": "proximal"}
+            own = table.best(["lam"], **where)
+            here: dict[str, float] = {
+                "least": min(lam for lam, error in own.items() if error <= GOOD * min(own.values())),
+                "at_1e3": own[1e3] / min(own.values()),
+            }
+            pairs = table.best(["lr", "lam"], **where)
+            for rate in sorted({lr for lr, _ in pairs}):
+                here[f"best_at_{_key(float(rate))}"] = min(
+                    (lam for lr, lam in pairs if lr == rate), key=lambda lam: pairs[rate, lam]
+                )
+            found.setdefault(optimizer, {})[str(size)] = here
+    return found
+
+
+def _algorithms() -> dict[str, float]:
+    """The error of Algorithm 2 over that of Algorithm 1 on QM9, by batch size."""
+    from closedform.experiments import claims
+    from closedform.sweeps import results
+
+    table = claims.Table(results.load(ROOT / "results" / "qm9"))
+    found = table.best(["batch_size", "algorithm"], "algorithms")
+    return {str(size): found[size, 2] / found[size, 1] for size in table.batch_sizes}
+
+
+def _zeros() -> dict[str, dict[str, float]]:
+    """On QM9, the error from a last layer of zeros over that from the best random one, by optimizer and batch size."""
+    from closedform.experiments import claims
+    from closedform.sweeps import results
+
+    table, ratios = claims.Table(results.load(ROOT / "results" / "qm9")), {}
+    for optimizer in ("sgd", "adam"):
+        found = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
+        for size in table.batch_sizes:
+            others = min(error for (at, init), error in found.items() if at == size and init != "zeros")
+            ratios.setdefault(optimizer, {})[str(size)] = found[size, "zeros"] / others
+    return ratios
+
+
+def _initial_layers() -> dict[str, float]:
+    """The accuracy on CIFAR-100 at batch size 128 from each initial layer."""
+    from closedform.sweeps import results
+
+    table = results.load(ROOT / "results" / "cifar100")
+    rows = table[table["study"] == "initialisation"]
+    return {str(init): float(own.sort_values("step")["test"].iloc[-1]) for init, own in rows.groupby("init")}
+
+
+def _solve_time(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in _rows(f"solve_time-{device}"):
+        if row["outputs"] == 100:
+            cell = {"times": row["textbook_over_ours"], "ms": row["ours"]["median_ms"]}
+            found.setdefault(str(row["batch"]), {})[str(row["d"])] = cell
+    return found
+
+
+def _step() -> dict[str, Any]:
+    rows = _rows("step_overhead-cuda")
+    found: dict[str, Any] = {"cells": len(rows)}
+    for kind, aim in AIMS.items():
+        ratios = [row[f"{kind}_ratio"] for row in rows]
+        found[f"{kind}_within"] = sum(ratio <= aim for ratio in ratios)
+        found[f"{kind}_largest"] = max(ratios)
+    for row in rows:
+        here = found.setdefault(row["net"], {}).setdefault(str(row["batch"]), {})
+        here[str(row["d"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS} | {"paper": row["paper"]}
+    return found
+
+
+def _memory() -> dict[str, Any]:
+    """The peak of a solve in MiB, by rows and features."""
+    found: dict[str, Any] = {}
+    for row in _rows("memory-cuda"):
+        found.setdefault(str(row["n"]), {})[str(row["d"])] = row["peak_bytes"] / 2**20
+    return found
+
+
+def _leaves(found: dict[str, Any], before: str = "") -> Iterator[str]:
+    for key, inner in found.items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, f"{before}{key}.")
+        elif isinstance(inner, (int, float)):
+            yield before + key
+
+
+if __name__ == "__main__":
+    for key in sys.argv[1:] or _leaves(all_of_them()):
+        print(f"{key} = {value(key):.6g}")

@@ -1,0 +1,75 @@
+"""A solved last layer inside other people's training loops: `lightning`, `transformers` and `skorch`.
+
+Each of them is `head.observe(y)` at the right moment and holds nothing: the layer and its memory live in the model, and are
+saved, loaded and resumed with it. With the same seed and data each gives the weights of the plain loop
+
+    for x, y in loader:
+        head.observe(y)
+        loss = criterion(model(x), y)
+        opt.zero_grad(); loss.backward(); opt.step()
+
+Where gradients are accumulated over micro-batches, each micro-batch is solved as it comes, since none of these loops shows
+the coming ones: lambda then stands beside a micro-batch's sum. For a solve on all of them at once see `head.accumulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Union
+
+from torch import Tensor, nn
+
+from ..head import ClosedFormLinear
+
+Targets = Union[str, Callable[[Any], Any], None]
+
+
+def head_of(model: nn.Module, name: str | None = None) -> ClosedFormLinear:
+    """The solved layer in `model`: the only one, or the one called `name`."""
+    if isinstance(model, ClosedFormLinear) and name is None:
+        return model
+    heads = {path: module for path, module in model.named_modules() if isinstance(module, ClosedFormLinear)}
+    kind = type(model).__name__
+    if name is not None:
+        if name not in heads:
+            raise ValueError(f"{kind} has no ClosedFormLinear called {name!r}; it has {', '.join(heads) or 'none'}")
+        return heads[name]
+    if not heads:
+        raise ValueError(
+            f"{kind} has no ClosedFormLinear, so there is nothing to solve: put one in place of its last layer, "
+            "for example with closedform.replace_last_linear(model)"
+        )
+    if len(heads) > 1:
+        raise ValueError(f"{kind} has several ClosedFormLinear layers ({', '.join(heads)}): name= chooses one")
+    return next(iter(heads.values()))
+
+
+def targets_of(batch: Any, targets: Targets = None) -> tuple[Tensor, Tensor | None]:
+    """The targets in a batch, and the sample weights or None.
+
+    `targets` is a function of the batch that returns `y` or `(y, sample_weight)`, or a key of the batch; without it the
+    batch must be `(x, y)` or `(x, y, sample_weight)`."""
+    found: Any = None
+    if callable(targets):
+        found = targets(batch)
+    elif targets is not None:
+        found = batch.get(targets) if isinstance(batch, Mapping) else None
+    elif isinstance(batch, (tuple, list)) and len(batch) in (2, 3):
+        found = tuple(batch[1:])
+    y, weight = (*found, None)[:2] if isinstance(found, (tuple, list)) and found else (found, None)
+    if not isinstance(y, Tensor) or not (weight is None or isinstance(weight, Tensor)):
+        wanted = "(x, y) or (x, y, sample_weight)" if targets is None else f"targets={targets!r} to find a tensor in it"
+        raise ValueError(
+            f"no targets found in a batch that is {_outline(batch)}: expected {wanted}; "
+            "targets= takes a key, or a function of the batch that returns y or (y, sample_weight)"
+        )
+    return y, weight
+
+
+def _outline(batch: Any) -> str:
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping):
+        return f"a {kind} with the keys {', '.join(map(str, batch)) or 'none'}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {kind} of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
+    return f"a {kind}"

@@ -1,0 +1,264 @@
+"""The pages: what they link to is there, what they say is what was measured, and their code runs."""
+
+import doctest
+import functools
+import html.parser
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+
+import closedform as cf
+
+from .scripts import load
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+MEASURED = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("choosing", "faq", "performance"))]
+
+
+def sentences():
+    return load("benchmarks/sentences.py")
+
+
+def prose(text):
+    """Without code, in blocks or in lines."""
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    return re.sub(r"`[^`\n]*`|^ {4}.*$", "", text, flags=re.M)
+
+
+@functools.cache
+def anchors(path):
+    """What GitHub and MyST make of the headings."""
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+    found = []
+    for heading in re.findall(r"^#+ (.+)$", text, flags=re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        found.append(slug + (f"-{found.count(slug)}" if slug in found else ""))
+    return found
+
+
+def links(path):
+    return re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme:  # nothing is fetched
+            assert parts.scheme == "https", link
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert target.is_relative_to(ROOT), f"{page.name}: {link}"
+        if parts.fragment:
+            assert parts.fragment in anchors(target), f"{page.name}: {link}; there are {anchors(target)}"
+
+
+def test_every_link_in_a_page_of_the_site_stays_in_it():
+    """What Sphinx does not copy, it cannot link."""
+    for page in DOCS.rglob("*.md"):
+        for link in links(page):
+            target = (page.parent / urlsplit(link).path).resolve()
+            assert urlsplit(link).scheme or target.is_relative_to(DOCS), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)
+def test_numbers_in_sentences_are_the_committed_results(page):
+    text = page.read_text(encoding="utf-8")
+    marks = list(sentences().MARKED.finditer(text))
+    assert len(marks) == text.count("<!--") >= 3
+    assert [wrong for mark in marks if (wrong := sentences().check(mark))] == []
+
+
+@pytest.mark.parametrize("page", ["choosing", "faq"])
+def test_no_advice_without_a_number_that_is_checked(page):
+    """Every decimal and per cent is marked, but for settings and definitions."""
+    text = sentences().MARKED.sub("", prose((DOCS / f"{page}.md").read_text(encoding="utf-8")))
+    text = re.sub(r"(Theorem|Propositions?|and|\[)\s?\d\.\d(\]|\b)", "", text)
+    for known in ("within 1.25 of the best", "one 0.1 off", "difference of 2 %", "best one's 95 % interval",
+                  "training error to 1e-5", "a rate of 0.5"):  # fmt: skip
+        text = text.replace(known, "")
+    text = re.sub(r"^ *\| 0\.[01]+ \|", "", text, flags=re.M)  # learning rates, at the head of a row
+    assert re.findall(r"[^\n]*(?:\d+\.\d+|\d\s?%|\de-\d)[^\n]*", text) == []
+
+
+def test_a_wrong_number_is_noticed():
+    found = sentences()
+    (mark,) = found.MARKED.finditer("0.0574<!-- qm9.sgd.32.kalman -->")
+    assert "it is 0.05733" in found.check(mark)
+    (mark,) = found.MARKED.finditer("61.8 %<!-- cifar100.sgd.32.kalman_cross_entropy -->")
+    assert found.check(mark) is None
+    with pytest.raises(KeyError, match="no 'calman' there; known are l2"):
+        found.value("qm9.sgd.32.calman")
+
+
+def test_the_rules_that_are_advised_exist():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    space = {"cf": cf, "opt": optimizer, "relative": cf.lambdas.relative, "follow_lr": cf.lambdas.follow_lr}
+    advised = re.findall(r"`(cf\.[A-Z]\w+\([^`]*\))`", (DOCS / "choosing.md").read_text(encoding="utf-8"))
+    assert len(advised) >= 5
+    phi, y = torch.randn(16, 3), torch.randn(16, 2)
+    for rule in advised:
+        head = cf.ClosedFormLinear(3, 2, rule=eval(rule, space))  # the page is ours
+        head.solve(phi, y)
+        assert int(head.step) == 1, rule
+
+
+def test_the_reference_has_everything_public():
+    listed = {
+        name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"automodule:: (\S+)", page.read_text())
+    }
+    for name in listed:
+        assert importlib.util.find_spec(name), name
+    public = [getattr(cf, name) for name in cf.__all__]
+    assert {getattr(thing, "__module__", None) or thing.__name__ for thing in public} <= listed
+
+
+def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), re.S)
+    assert len(blocks) == 5
+    space = {}
+    for block in blocks:
+        exec(block, space)  # the page is ours
+    assert float(space["error"]) < 0.01
+    assert (tmp_path / "model.pt").is_file()
+    assert type(space["model"][2]) is space["nn"].Linear
+    assert "Advice" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what other people's libraries have to say about each other
+@pytest.mark.parametrize("library", ["lightning", "skorch"])
+def test_the_page_about_trainers_runs(library, tmp_path, monkeypatch):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    setting, *blocks = re.findall(r"```python\n(.*?)```", (DOCS / "trainers.md").read_text(encoding="utf-8"), re.S)
+    (block,) = (block for block in blocks if f"closedform.integrations.{library}" in block)
+    space = {"__name__": "page"}
+    exec(setting + block, space)  # the page is ours
+    model = space["module"].model if library == "lightning" else space["net"].module_
+    assert int(model[2].step) >= 12
+    with torch.no_grad():
+        assert float((model(space["x"]) - space["y"]).square().mean()) < 0.2
+
+
+def test_the_first_picture_is_drawn_from_the_results(tmp_path):
+    pytest.importorskip("matplotlib")
+    load("benchmarks/picture.py").draw(tmp_path / "learning.svg")
+    drawn, shown = (
+        path.read_text(encoding="utf-8") for path in (tmp_path / "learning.svg", DOCS / "figures/learning.svg")
+    )
+
+    def words(svg):
+        return re.findall(r">([^<>\n]+)</text>", svg)
+
+    assert words(drawn) == words(shown)
+    assert "ours: Kalman, falling rate" in words(shown)
+
+
+def test_docstrings_become_restructured_text():
+    docstrings = load("docs/docstrings.py")
+    assert doctest.testmod(docstrings).failed == 0
+    lines = [
+        "A `Rule` for |W|, coef_.", "", "lam: how", "    much", "beta: `a|b_`", "", "    x = 1", "", "    y = 2", "",
+        "Then::", "", "    a <- b if", "", "| a | b |", "|---|---|", "| c | d |", "",
+        "Attributes", "----------", "loss_ : one", "", ">>> 1", "1",
+    ]  # fmt: skip
+    docstrings.convert(None, "", "", None, None, lines)
+    assert lines == [
+        r"A `Rule` for \|W\|, coef\_.", "", "* `lam`: how", "  much", "* `beta`: `a|b_`", "",
+        ".. code-block:: python", "", "    x = 1", "", "    y = 2", "", "Then:", "",
+        ".. code-block:: text", "", "    a <- b if", "",
+        ".. list-table::", "   :header-rows: 1", "", "   * - a", "     - b", "   * - c", "     - d", "",
+        "**Attributes**", "", "* `loss_`: one", "", ">>> 1", "1", "",
+    ]  # fmt: skip
+
+
+# ---- The built site ----------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """What a page loads, where it leads, and what can be linked in it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.loads, self.leads, self.ids = [], [], set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found["id"]} if found.get("id") else set()
+        if tag == "a" and found.get("href"):
+            self.leads.append(found["href"])
+        elif tag == "link" and found.get("rel") not in ("index", "search", "next", "prev", "canonical"):
+            self.loads.append(found.get("href"))
+        elif found.get("src"):
+            self.loads.append(found["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for module in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", folder / "trees", DOCS]
+    built = subprocess.run([*command, folder / "html"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network_and_its_links_lead_somewhere(site):
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    assert len(pages) > 15
+    for path, page in pages.items():
+        for loaded in page.loads:
+            assert not urlsplit(loaded).netloc, f"{path.name} loads {loaded}"
+            assert (path.parent / unquote(urlsplit(loaded).path)).is_file() or loaded.startswith("data:"), loaded
+        for link in page.leads:
+            parts = urlsplit(link)
+            if parts.scheme or link in ("#", ""):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path.name}: {link}"
+            if parts.fragment and target in pages:
+                assert unquote(parts.fragment) in pages[target].ids, f"{path.name}: {link}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_site_on_a_telephone(site, scheme):
+    """No page is wider than the screen, nothing is fetched, no script fails."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    wrong = []
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        page.on(
+            "request",
+            lambda request: wrong.append(request.url) if "://" in request.url.replace("file://", "") else None,
+        )
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        for path in sorted(site.glob("*.html")):
+            page.goto(path.as_uri())
+            width = page.evaluate("document.documentElement.scrollWidth")
+            wrong += [f"{path.name} is {width} wide"] if width > 390 else []
+        browser.close()
+    assert wrong == []

@@ -1,0 +1,184 @@
+"""The Lightning callbacks give the weights of the plain loop, whatever else the trainer does."""
+
+import logging
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import closedform as cf
+
+from .helpers import batches, relative
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def host():
+    """Lightning itself is slow to import, so only where a test needs it."""
+    import lightning.pytorch as L
+
+    from closedform.integrations import lightning
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return L, lightning
+
+
+def net(rule=None, seed=0, dtype=torch.float64, **kwargs):
+    torch.manual_seed(seed)
+    body = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh()).to(dtype)
+    rule = cf.Kalman(0.9, lam=1.0) if rule is None else rule
+    return torch.nn.Sequential(body, cf.ClosedFormLinear(6, 2, rule=rule, dtype=dtype, **kwargs))
+
+
+def module(L, model, forward=True):
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x)
+
+        def training_step(self, batch, _):
+            x, y = (batch["x"], batch["t"]) if isinstance(batch, dict) else batch[:2]
+            out = self(x) if forward else self.model[0](x)[:, :2]
+            return F.mse_loss(out, y)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def fit(host, model, data, *callbacks, forward=True, ckpt=None, **kwargs):
+    L, _ = host
+    quiet = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "logger": False, "max_epochs": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice about workers and loggers
+        trainer = L.Trainer(callbacks=list(callbacks), **quiet | kwargs)
+        trainer.fit(module(L, model, forward), torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=ckpt)
+    return trainer
+
+
+def plain(model, data, *, clip=None, every=1, bf16=False):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(data):
+        model[-1].observe(y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = F.mse_loss(model(x), y)
+        (loss / every).backward()
+        if (i + 1) % every == 0:
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+@pytest.mark.parametrize(
+    ("trainer", "loop", "dtype"),
+    [
+        ({}, {}, torch.float64),
+        ({"gradient_clip_val": 0.05}, {"clip": 0.05}, torch.float64),
+        ({"accumulate_grad_batches": 2}, {"every": 2}, torch.float64),
+        ({"precision": "bf16-mixed"}, {"bf16": True}, torch.float32),
+    ],
+    ids=["automatic", "clipping", "accumulation", "bf16-mixed"],
+)
+def test_the_weights_are_the_plain_loops(host, trainer, loop, dtype):
+    data = batches(STEPS, dtype=dtype)
+    ours = net(dtype=dtype)
+    done = fit(host, ours, data, host[1].ClosedFormCallback(), **trainer)
+    same(ours, plain(net(dtype=dtype), data, **loop))
+    assert int(ours[-1].step) == STEPS
+    if loop.get("clip"):  # or it would be no test of clipping
+        assert relative(ours[0][0].weight, plain(net(dtype=dtype), data)[0][0].weight) > 1e-3
+    assert float(done.callback_metrics["closedform/rejected"]) == 0
+    assert float(done.callback_metrics["closedform/norm"]) == pytest.approx(float(ours[-1].weight.norm()))
+
+
+def test_a_checkpoint_goes_on_with_the_heads_memory(host, tmp_path):
+    data = batches(STEPS)
+    whole, first, second = net(), net(), net(seed=1)
+    callback = host[1].ClosedFormCallback()
+    fit(host, whole, data, callback, max_epochs=2)
+    fit(host, first, data, callback, max_epochs=1).save_checkpoint(tmp_path / "a.ckpt")
+    fit(host, second, data, callback, max_epochs=2, ckpt=tmp_path / "a.ckpt")
+    same(second, whole)
+
+
+def test_refit_at_the_end_is_refit_after_the_loop(host):
+    data = batches(STEPS)
+    ours, theirs = net(), plain(net(), data)
+    fit(host, ours, data, host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1))
+    cf.refit_(theirs[-1], theirs, data, beta=0.1)
+    same(ours, theirs)
+    assert ours[-1].training == theirs[-1].training
+
+
+def test_targets_under_a_key_and_with_weights(host):
+    _, lightning = host
+    data = batches(STEPS)
+    weights = [torch.linspace(0.1, 1, 5, dtype=torch.float64)] * STEPS
+    keyed = [{"x": x, "t": y, "w": w} for (x, y), w in zip(data, weights)]
+    by_key, by_function, by_tuple = net(cf.Proximal()), net(cf.Proximal()), net(cf.Proximal())
+    fit(host, by_key, keyed, lightning.ClosedFormCallback("t"))
+    same(by_key, plain(net(cf.Proximal()), data))
+    fit(host, by_function, keyed, lightning.ClosedFormCallback(lambda b: (b["t"], b["w"])))
+    fit(host, by_tuple, [(*pair, w) for pair, w in zip(data, weights)], lightning.ClosedFormCallback())
+    same(by_function, by_tuple)
+    assert relative(by_tuple[-1].weight, by_key[-1].weight) > 1e-3
+    refitted = net(cf.Proximal())
+    refit = lightning.RefitHead(0.1, "t", inputs=lambda b: b["x"])
+    fit(host, refitted, keyed, lightning.ClosedFormCallback("t"), refit)
+    cf.refit_(by_key[-1], by_key, data, beta=0.1)
+    same(refitted, by_key)
+
+
+def test_bad_use_is_told_in_a_sentence(host):
+    _, lightning = host
+    callback, data = lightning.ClosedFormCallback, batches(2)
+    without = torch.nn.Sequential(torch.nn.Linear(3, 6).double(), torch.nn.Linear(6, 2).double())
+    with pytest.raises(ValueError, match="Module has no ClosedFormLinear, so there is nothing to solve"):
+        fit(host, without, data, callback())
+    two = torch.nn.Sequential(net(), cf.ClosedFormLinear(2, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"several ClosedFormLinear layers \(model.0.1, model.1\)"):
+        fit(host, two, data, callback())
+    with pytest.raises(ValueError, match="no ClosedFormLinear called 'fc'; it has model.1"):
+        fit(host, net(), data, callback(name="fc"))
+    keyed = [{"x": x, "t": y} for x, y in data]
+    with pytest.raises(ValueError, match="batch that is a dict with the keys x, t: expected"):
+        fit(host, net(), keyed, callback())
+    with pytest.raises(ValueError, match="targets='y' to find a tensor in it"):
+        fit(host, net(), keyed, callback("y"))
+    with pytest.raises(ValueError, match="ended without a forward of the ClosedFormLinear"):
+        fit(host, net(), data, callback(), forward=False)
+    with pytest.raises(ValueError, match="give it inputs="):
+        fit(host, net(), keyed, callback("t"), lightning.RefitHead(0.1, "t"))
+    with pytest.raises(ValueError, match="beta"):
+        lightning.RefitHead(beta=-1.0)
+
+
+@pytest.mark.slow
+def test_ddp_over_two_processes_is_one_process_on_the_joined_batch(tmp_path):
+    script = Path(__file__).with_name("lightning_ddp.py")
+    subprocess.run([sys.executable, "-W", "ignore", str(script), str(tmp_path)], check=True, capture_output=True)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    model = plain(net(), batches(STEPS, n=8))
+    cf.refit_(model[-1], model, batches(STEPS, n=8), beta=0.1)
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(ranks[0][key], ranks[1][key]), key
+        assert relative(ranks[0][key].double(), tensor.double()) < 1e-10, key
