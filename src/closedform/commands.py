@@ -265,9 +265,9 @@ def report(
 
 def _sections(results: Path) -> list[str]:
     """What an experiment adds to its report."""
-    from .experiments import fno_samples
+    from .experiments import cifar100_report, fno_samples
 
-    return fno_samples.sections(results)
+    return [*cifar100_report.sections(results), *fno_samples.sections(results)]
 
 
 def thin(
