@@ -363,8 +363,8 @@ def tabular_lambda() -> str:
 
 if __name__ == "__main__":
     for table in (
-        qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized, solve_time,
-        step_overhead, memory, communication, diagnose_overhead,
+        qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
+        solve_time, step_overhead, memory, communication, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
     ):  # fmt: skip
         try:

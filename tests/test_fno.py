@@ -299,6 +299,7 @@ def test_claims_about_what_is_there(tmp_path):
     [
         (["--batch-size", 500], "batch size 500 is larger than the training set of 28 samples"),
         (["--device", "tpu"], "--device is 'tpu'"),
+        (["--reduced"], "--quick and --reduced are two grids of settings"),
     ],
 )
 def test_bad_input_is_named(arguments, message, tmp_path):

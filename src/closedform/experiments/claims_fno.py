@@ -9,8 +9,9 @@ Two rules give an error for each method:
 
 A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
 soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
-or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. The paper gives no number for its words; the ones taken for them are constants here. A comparison that the results do not hold
-is left out, and a batch size of the paper's that is missing is named.
+or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. The paper gives
+no number for its words; the ones taken for them are constants here. A comparison that the results do not hold is left out,
+and a batch size of the paper's that is missing is named.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _sooner(errors: Errors) -> list[_Verdict]:
         for method in SOLVED:
             if ratios := errors.sooner(o, method):
                 figures = ", ".join(
-                    f"{size}: {r.times:.1f}{'' if r.clear or not r.times else ' (too near to tell)'}"
+                    f"{size}: {r.times:.1f}{' (too near to tell)' if r.times > 1 and not r.clear else ''}"
                     for size, r in ratios.items()
                 )
                 at = _at(list(ratios), experiment.BATCH_SIZES)
