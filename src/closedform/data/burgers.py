@@ -260,7 +260,7 @@ class _Spectrum:
 
 
 def _whole(value: object, least: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
 
 def _checked(u0: np.ndarray, viscosity: float, time: float) -> np.ndarray:

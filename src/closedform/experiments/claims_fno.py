@@ -53,7 +53,7 @@ class Errors:
         columns = ["optimizer", "batch_size", "method"]
         told = [*columns, *experiment.SETTINGS]
         last = table.groupby([*told, "seed"], dropna=False, observed=True)["step"].transform("max")
-        measured = table[table["step"] == last] if at_end else table
+        measured = table.loc[table["step"] == last] if at_end else table
         metric = "fine" if at_end else "test"
         runs = results.finished(measured, told, select="validation", metric=metric, late=not at_end)
         self.final: dict[str, dict[int, dict[str, float]]] = {}

@@ -223,7 +223,7 @@ def run(
 
 def _super_resolution(table: pd.DataFrame, points: int, coarse: int) -> str:
     """How errors on all points compare with those on the training grid, where both were taken: after the last step."""
-    sound = table[table["validation"].lt(FAILED) & table["fine"].lt(float("inf")) & table["test"].gt(0)]
+    sound = table.loc[table["validation"].lt(FAILED) & table["fine"].lt(float("inf")) & table["test"].gt(0)]
     if sound.empty:
         return f"On all {points:,} points no model has an error below {FAILED}."
     ratios = sound["fine"] / sound["test"]
