@@ -36,5 +36,5 @@ clean:
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,dask,sklearn,lightning,transformers,skorch,docs,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,qm9,iv,dask,sklearn,lightning,transformers,skorch,docs,dev]"
 	touch $(STAMP)

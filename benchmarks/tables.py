@@ -323,49 +323,109 @@ def tabular_wins() -> str:
 
 
 def tabular_times() -> str:
-    """Seconds of the processor to fit, one thread, and epochs; then the same 20 epochs for both, on splits 0 to 2."""
-    body, sums = [], dict.fromkeys((*MODELS, "a", "b", "c"), 0.0)
+    """Seconds of the processor to fit, one thread, and epochs."""
+    body, sums = [], dict.fromkeys(MODELS, 0.0)
     for name, rows in _by_set().items():
         times = {model: _mean(rows, "seconds", model) for model in MODELS}
-        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
-        keys = ("closedform", "closedform, one member", "MLP")
-        times |= {k: statistics.fmean(row[key] for row in same) for k, key in zip("abc", keys)}
         for key, value in times.items():
             sums[key] += value
         epochs = "{:.0f} / {:.0f}".format(*(_mean(rows, "epochs", model) for model in ("closedform", "MLP")))
-        body.append([name, *(f"{times[model]:.2f}" for model in MODELS), epochs, *(f"{times[k]:.2f}" for k in "abc")])
-    n = len(body)
-    body.append(["mean", *(f"{sums[m] / n:.2f}" for m in MODELS), "", *(f"{sums[k] / n:.2f}" for k in "abc")])
-    head = ["table", *MODELS, "epochs, closedform / MLP", "20: closedform", "20: one member", "20: MLP"]
-    return _markdown(head, body)
+        body.append([name, *(f"{times[model]:.2f}" for model in MODELS), epochs])
+    body.append(["mean", *(f"{sums[m] / len(body):.2f}" for m in MODELS), ""])
+    return _markdown(["table", *MODELS, "epochs, closedform / MLP"], body)
+
+
+def tabular_epochs() -> str:
+    """Seconds of the processor for 20 epochs, splits 0 to 2: all members and one, MLPRegressor as it is, and with the layers
+    and batches of closedform; and how many times faster all members are than as many of the latter."""
+    keys = ("closedform", "closedform, one member", "MLP", "MLP of these layers")
+    body, sums, ratios = [], dict.fromkeys(keys, 0.0), []
+    for name, rows in _by_set().items():
+        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
+        times = {key: statistics.fmean(row[key] for row in same) for key in keys}
+        members = next(row["members"] for row in rows if "members" in row)
+        ratios.append(members * times["MLP of these layers"] / times["closedform"])
+        for key in keys:
+            sums[key] += times[key]
+        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), f"{ratios[-1]:.1f}"])
+    mean = f"{statistics.geometric_mean(ratios):.1f}"
+    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), mean])
+    return _markdown(["table", "members", *keys, "as many of the last / closedform"], body)
 
 
 def tabular_search() -> str:
-    """Validation error over the default's: geometric mean, where the change helps most, and where it harms most."""
-    body = []
+    """Validation error over the default's: geometric mean and median, where the change helps most and harms most."""
+    found: dict[str, dict[str, dict]] = {}
     for row in _rows("tabular_search-cpu"):
-        ratios = row["ratios"]
+        found.setdefault(row["variant"], {})[row["problem"]] = row
+    body = []
+    for variant, problems in found.items():
+        ratios = {name: row["rmse"] / found["default"][name]["rmse"] for name, row in problems.items()}
         low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-        ends = ["", ""] if row["variant"] == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
-        body.append([row["variant"], f"{row['over_default']:.3f}", *ends, f"{row['seconds']:.0f}"])
-    return _markdown(["change", "error / default's", "best", "worst", "seconds"], body)
+        ends = ["", ""] if variant == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
+        seconds = sum(row["seconds"] for row in problems.values())
+        middle = statistics.geometric_mean(ratios.values()), statistics.median(ratios.values())
+        body.append([variant, *(f"{value:.3f}" for value in middle), *ends, f"{seconds:.0f}"])
+    return _markdown(["change", "error / default's", "median", "best", "worst", "seconds"], body)
 
 
 def tabular_lambda() -> str:
     """Test error of "auto" over that of the best lambda of the grid, which stands in brackets."""
-    cells: dict[str, dict[int, str]] = {}
+    found: dict[str, dict[int, list[dict]]] = {}
     for row in _rows("tabular_lambda-cpu"):
-        cells.setdefault(row["set"], {})[row["batch"]] = f"{row['auto_over_best']:.2f} ({row['best']:g})"
-    batches = sorted({batch for row in cells.values() for batch in row})
-    body = [[name, *(row.get(batch, "") for batch in batches)] for name, row in cells.items()]
+        found.setdefault(row["set"], {}).setdefault(row["batch"], []).append(row["mse"])
+    batches = sorted({batch for row in found.values() for batch in row})
+    body = []
+    for name, row in found.items():
+        cells = []
+        for batch in batches:
+            means = {lam: statistics.fmean(mse[lam] for mse in row[batch]) for lam in row[batch][0]}
+            auto = means.pop("auto")
+            best = min(means, key=means.__getitem__)
+            cells.append(f"{auto / means[best]:.2f} ({float(best):g})")
+        body.append([name, *cells])
     return _markdown(["table", *(f"batch {batch}" for batch in batches)], body)
+
+
+def dfiv() -> str:
+    """Structural error and processor time against the published code of DFIV (docs/iv.md)."""
+    body = []
+    for row in _rows("dfiv-cpu"):
+        seeds = " ".join(f"{value:g}" for value in row["published_seeds"])
+        if row["published_s"] is None:
+            times = [f"{row['cpu_s']:.1f}", "not told", ""]
+        else:
+            times = [f"{row['cpu_s']:.1f}", f"{row['published_s']:g}", f"{row['share_of_time']:.3f}"]
+        error = f"{row['mse']:.3g} ± {row['mse_std'] / len(row['seeds']) ** 0.5:.2g}"
+        error = f"**{error}**" if row["mse"] < row["published_mse"] else error
+        chosen = {"points": "100 points", "outcomes": "outcomes"}[row["chosen_by"]]
+        body.append([row["task"], chosen, error, f"{row['published_mse']:.4g} ({seeds})", *times])
+    head = ["task", "chosen by", "ours", "published, mean (seeds)", "ours, s", "published, s", "share"]
+    return _markdown(head, body)
+
+
+def iv_card() -> str:
+    """What a year of schooling does to the logarithm of the wage (docs/iv.md)."""
+    (row,) = _rows("iv_card-cpu")
+    low, high = (row["two_stage"] + sign * 1.96 * row["two_stage_error"] for sign in (-1, 1))
+    body = [
+        ["ordinary least squares", f"{row['ordinary']:.4f}", ""],
+        ["two-stage least squares", f"{row['two_stage']:.4f}", f"{low:.3f} to {high:.3f}"],
+        [
+            "deep features, mean slope",
+            f"{row['deep']:.4f}",
+            f"{row['deep_low']:.3f} to {row['deep_high']:.3f} ({row['replicates']} replicates)",
+        ],
+    ]
+    return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
 
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, diagnose_overhead,
-        tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
+        tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
+        dfiv, iv_card,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

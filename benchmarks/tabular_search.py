@@ -2,60 +2,104 @@
 
     CLOSEDFORM_DATA=... python benchmarks/tabular_search.py [--variants kalman ...] [--problems yacht ...] [--quick]
 
-The problems are the training rows of split 0 of the nine UCI tables (at most 4,000 of them), 2,000 molecules of QM9 with 12
+The problems are the training rows of split 0 of the nine UCI tables (at most 500 of them), 500 molecules of QM9 with 12
 targets, and five made ones: Friedman's first and second, steps, a plane with much noise, and a table with gaps, whose few
 rows without an important value dominate the error. A fifth of the rows is for validation; no test row is looked at. A row
-of the result is the validation RMSE over that of the default, a geometric mean over the problems (below 1 is better), the
-worst and the best of them, and the seconds of the processor.
+of the result is the validation RMSE of each problem, and the seconds of the processor for all of them.
+
+What is no parameter of the estimator (the optimizer, the schedule, the memories of the levels) is exchanged in its modules.
+Stopped at any time, the same command goes on after the last problem that was finished.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from sklearn.datasets import make_friedman1, make_friedman2
 
 from closedform.data import qm9, tabular
-from closedform.estimators import ClosedFormRegressor
-from common import RESULTS, environment
+from closedform.estimators import ClosedFormRegressor, base, loop, networks, settings
+from common import RESULTS, Kept
 
-ROWS = 4000
-VARIANTS: dict[str, dict] = {
-    "default": {},
-    "learned last layer": {"rule": "learned"},
-    "kalman": {"rule": "kalman"},
-    "one member": {"members": 1},
-    "four members": {"members": 4},
-    "no rows held out": {"early_stopping": False},
-    "a fifth held out": {"validation_fraction": 0.2},
-    "no weight decay": {"weight_decay": 0.0},
-    "weight decay 0.2": {"weight_decay": 0.2},
-    "one lambda, 1": {"lam": 1.0},
-    "one lambda, 100": {"lam": 100.0},
-    "rate 0.003": {"learning_rate": 0.003},
-    "rate 0.03": {"learning_rate": 0.03},
-    "two layers of 48": {"hidden_layer_sizes": (48, 48)},
-    "three of 96": {"hidden_layer_sizes": (96, 96, 96)},
-    "relu": {"activation": "relu"},
-    "silu": {"activation": "silu"},
-    "tanh": {"activation": "tanh"},
-    "30 epochs": {"max_iter": 30},
-    "100 epochs": {"max_iter": 100},
-    "batches of 128": {"batch_size": 128},
+ROWS = 500
+
+
+class Momentum(networks.Adam):
+    """Gradient descent with momentum, in the place of Adam."""
+
+    def step(self, rate: float) -> None:
+        self.first.mul_(0.9).add_(self.gradient)
+        self.parameter.add_(self.first, alpha=-rate)
+
+
+def step_down(done: float) -> float:
+    """A tenth after half of training, a hundredth after three quarters."""
+    return 1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01
+
+
+def levels(*rows: float) -> list:
+    """These memories of the last layer in the place of the four of the default, with the same decays."""
+    decays = [decay for decay, _ in settings.LEVELS]
+    return [(settings, "LEVELS", tuple(zip(decays, (rows * 4)[:4])))]
+
+
+def decays(*values: float) -> list:
+    rows = [rows for _, rows in settings.LEVELS]
+    return [(settings, "LEVELS", tuple(zip((values * 4)[:4], rows)))]
+
+
+# what is given to the estimator, and what is exchanged: a module, a name in it, and another value
+VARIANTS: dict[str, tuple[dict[str, Any], list]] = {
+    "default": ({}, []),
+    "rule: learned last layer": ({"rule": "learned"}, []),
+    "rule: kalman": ({"rule": "kalman"}, []),
+    "lambda 0.1 for all": ({"lam": 0.1}, []),
+    "lambda 10 for all": ({"lam": 10.0}, []),
+    "lambda 1000 for all": ({"lam": 1000.0}, []),
+    "memory: 1 row in every level": ({}, levels(1.0)),
+    "memory: 16 rows in every level": ({}, levels(16.0)),
+    "memory: 1, 4, 16, 64 rows": ({}, levels(1.0, 4.0, 16.0, 64.0)),
+    "memory: does not follow the rate": ({}, [(networks, "FLOOR", 1.0)]),
+    "optimizer: momentum, rate 0.1": ({"learning_rate": 0.1}, [(networks, "Adam", Momentum)]),
+    "optimizer: momentum, rate 0.3": ({"learning_rate": 0.3}, [(networks, "Adam", Momentum)]),
+    "optimizer: Adam's betas 0.9, 0.999": ({}, [(networks, "BETAS", (0.9, 0.999))]),
+    "rate 0.003": ({"learning_rate": 0.003}, []),
+    "rate 0.03": ({"learning_rate": 0.03}, []),
+    "schedule: constant": ({}, [(loop, "cosine", lambda done: 1.0)]),
+    "schedule: linear": ({}, [(loop, "cosine", lambda done: 1.0 - done)]),
+    "schedule: in steps": ({}, [(loop, "cosine", step_down)]),
+    "width: two layers of 48": ({"hidden_layer_sizes": (48, 48)}, []),
+    "width: three of 24": ({"hidden_layer_sizes": (24, 24, 24)}, []),
+    "width: three of 96": ({"hidden_layer_sizes": (96, 96, 96)}, []),
+    "relu": ({"activation": "relu"}, []),
+    "silu": ({"activation": "silu"}, []),
+    "tanh": ({"activation": "tanh"}, []),
+    "members: one": ({"members": 1}, []),
+    "members: four": ({"members": 4}, []),
+    "members count equally": ({}, [(base, "SHARPNESS", 0.0)]),
+    "decay: none": ({}, decays(0.0)),
+    "decay: 0.2 in every level": ({}, decays(0.2)),
+    "stopping: no rows held out": ({"early_stopping": False}, []),
+    "stopping: a fifth held out": ({"validation_fraction": 0.2}, []),
+    "stopping: after 10 epochs without gain": ({"n_iter_no_change": 10}, []),
+    "30 epochs": ({"max_iter": 30}, []),
+    "100 epochs": ({"max_iter": 100}, []),
+    "batches of 16": ({"batch_size": 16}, []),
+    "batches of 128": ({"batch_size": 128}, []),
 }
 
 
 def steps() -> tuple[np.ndarray, np.ndarray]:
     g = np.random.default_rng(0)
-    x = g.normal(size=(1500, 12))
-    y = np.sign(x[:, 0]) * np.where(x[:, 1] > 0.5, 1.0, 0.3) + np.abs(x[:, 2]) + 0.3 * g.normal(size=1500)
+    x = g.normal(size=(ROWS, 12))
+    y = np.sign(x[:, 0]) * np.where(x[:, 1] > 0.5, 1.0, 0.3) + np.abs(x[:, 2]) + 0.3 * g.normal(size=ROWS)
     return x, y
 
 
@@ -75,8 +119,8 @@ def gaps() -> tuple[np.ndarray, np.ndarray]:
 
 
 def molecules() -> tuple[np.ndarray, np.ndarray]:
-    found = qm9.load(0, limit=2500)
-    return found.x_train.numpy(), found.y_train.numpy()
+    found = qm9.load(0, limit=2 * ROWS)
+    return found.x_train[:ROWS].numpy(), found.y_train[:ROWS].numpy()
 
 
 def uci(name: str) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
@@ -99,39 +143,47 @@ PROBLEMS: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
 }
 
 
-def error(x: np.ndarray, y: np.ndarray, settings: dict) -> float:
+def error(x: np.ndarray, y: np.ndarray, variant: str) -> tuple[float, float]:
+    """Validation RMSE in units of the targets' deviation, and seconds."""
     order = np.random.default_rng(1).permutation(len(x))
     cut = len(x) * 4 // 5
     first, second = order[:cut], order[cut:]
-    model = ClosedFormRegressor(random_state=0, **settings).fit(x[first], y[first])
-    return float(np.sqrt(np.mean(((model.predict(x[second]) - y[second]) / y[first].std(0)) ** 2)))
+    given, exchanged = VARIANTS[variant]
+    patches = [mock.patch.object(module, name, value) for module, name, value in exchanged]
+    for patch in patches:
+        patch.start()
+    try:
+        start = time.process_time()
+        model = ClosedFormRegressor(random_state=0, **given).fit(x[first], y[first])
+        seconds = time.process_time() - start
+        predicted = model.predict(x[second])
+    finally:
+        for patch in patches:
+            patch.stop()
+    return float(np.sqrt(np.mean(((predicted - y[second]) / y[first].std(0)) ** 2))), seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
-    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="two problems, two variants")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    problems = {name: PROBLEMS[name] for name in args.problems}
-    variants = ["default", *(v for v in args.variants if v != "default")]
     if args.quick:
-        problems, variants = {"yacht": PROBLEMS["yacht"], "plane": plane}, ["default", "one member"]
+        args.problems, args.variants = ["yacht", "plane"], ["default", "members: one"]
     torch.set_num_threads(1)
-    data = {name: made() for name, made in problems.items()}
-    rows: list[dict] = []
-    args.out.mkdir(parents=True, exist_ok=True)
-    for variant in variants:
-        start = time.process_time()
-        errors = {name: error(x, y, VARIANTS[variant]) for name, (x, y) in data.items()}
-        ratios = {name: errors[name] / (rows[0]["rmse"] if rows else errors)[name] for name in errors}
-        mean = math.exp(float(np.mean(np.log(list(ratios.values())))))
-        seconds = time.process_time() - start
-        rows.append({"variant": variant, "over_default": mean, "seconds": seconds, "rmse": errors, "ratios": ratios})
-        print(f"{variant:20s} {mean:.3f}  {seconds:.0f} s", {k: f"{v:.2f}" for k, v in ratios.items()}, flush=True)
-        body = {"question": "one change at a time", "environment": environment("cpu"), "rows": rows}
-        (args.out / "tabular_search-cpu.json").write_text(json.dumps(body, indent=1) + "\n")
+    data = {name: PROBLEMS[name]() for name in args.problems}
+    kept = Kept(args.out / "tabular_search-cpu.json", "one change at a time", ("variant", "problem"))
+    cells = [(variant, problem) for variant in args.variants for problem in args.problems]
+    left = [cell for cell in cells if kept.get(*cell) is None]
+    print(f"{len(cells) - len(left)} of {len(cells)} are there already", flush=True)
+    for at, (variant, problem) in enumerate(left, 1):
+        rmse, seconds = error(*data[problem], variant)
+        kept.add({"variant": variant, "problem": problem, "rmse": rmse, "seconds": seconds})
+        base_row = kept.get("default", problem)
+        ratio = f"{rmse / base_row['rmse']:.3f} of the default's" if base_row else ""
+        print(f"{at}/{len(left)}", variant, problem, f"{rmse:.4g} {ratio} {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -214,6 +214,41 @@ def test_warm_start_goes_on():
     assert cold.loss_curve_[0] == first
 
 
+def test_warm_start_takes_the_settings_of_today():
+    X, y = table(100)
+    model = ClosedFormRegressor(warm_start=True, max_iter=2, random_state=0).fit(X, y)
+    before = model.predict(X)
+    model.set_params(learning_rate=1e-12).fit(X, y)
+    features = model.features(X)
+    assert np.array_equal(model.set_params(max_iter=1).fit(X, y).features(X).round(6), features.round(6))
+    after = model.predict(X)
+    assert not np.array_equal(after, before)
+    with pytest.raises(ValueError, match="hidden_layer_sizes, members, rule or backbone no longer describe"):
+        model.set_params(hidden_layer_sizes=(8,)).fit(X, y)
+    assert np.array_equal(model.predict(X), after)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize("backbone", [None, torch.nn.Linear(4, 8)])
+def test_stopped_in_the_middle_of_an_epoch_the_model_is_as_it_was(method, backbone, monkeypatch):
+    X, y = table(200)
+    model = ClosedFormRegressor(warm_start=True, max_iter=2, random_state=0, backbone=backbone).fit(X, y)
+    before = model.predict(X)
+    kind, calls = type(model.engine_), []
+    step = kind.step
+
+    def stopped(self, *args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(kind, "step", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, method)(X, y + 100)
+    assert np.array_equal(model.predict(X), before)
+
+
 # ---- Backbones -----------------------------------------------------------------------------------
 
 
@@ -229,6 +264,19 @@ def test_any_module_can_be_the_backbone():
     bad = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Unflatten(1, (2, 3)))
     with pytest.raises(ValueError, match=r"the backbone must map \(n, 4\) to features"):
         ClosedFormRegressor(backbone=bad).fit(X, y)
+    with pytest.raises(ValueError, match=r"the backbone must map \(n, 4\) .* fails on 2 such rows: mat1 and mat2"):
+        ClosedFormRegressor(backbone=torch.nn.Linear(7, 3)).fit(X, y)
+
+
+def test_a_seed_fixes_what_a_backbone_draws():
+    X, y = table(80)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.3))
+    state = torch.get_rng_state()
+    fits = [ClosedFormRegressor(backbone=net, max_iter=3, random_state=seed).fit(X, y) for seed in (0, 0, 1)]
+    first, second, other = (fit.predict(X) for fit in fits)
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 # ---- Classifier ----------------------------------------------------------------------------------
@@ -413,7 +461,7 @@ def test_bad_data_leaves_a_fitted_model_as_it_was():
         model.fit(X[:, :3], np.where(y > 1e3, np.nan, y))
     assert np.array_equal(model.predict(X), before)
     model.backbone = torch.nn.Linear(99, 2)  # fails after the rows were looked at
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(ValueError, match="shapes"):
         model.fit(X[:, :3], y)
     model.backbone = None
     assert np.array_equal(model.predict(X), before)

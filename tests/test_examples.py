@@ -40,6 +40,14 @@ def test_a_loss_of_ones_own(capsys):
     assert 0.9 * loss.curvature < float(second.max()) <= loss.curvature * (1 + 1e-12)
 
 
+def test_instrumental_variables(capsys):
+    pytest.importorskip("sklearn")
+    errors = example("instrumental_variables").main()
+    assert errors["deep features"] < 0.5 * errors["two-stage least squares"]
+    assert errors["deep features"] < 0.5 * errors["least squares"]
+    assert "E[g(X)|Z] = 0" in capsys.readouterr().out
+
+
 def test_regression_in_a_plain_loop(capsys):
     errors = example("regression").main(quick=True)
     assert max(errors["solved, Proximal"], errors["solved, Kalman"]) < 0.25 * errors["learned"]

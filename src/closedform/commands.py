@@ -34,7 +34,7 @@ def application() -> typer.Typer:
     tables.register(app)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for figure in (landscape, theory, qm9, fno, cifar100, timing):
+    for figure in (landscape, theory, qm9, fno, dfiv, cifar100, timing):
         figures.command()(figure)
     app.add_typer(figures, name="paper")
     return app
@@ -192,6 +192,31 @@ def cifar100(
     )
 
 
+def dfiv(
+    quick: Annotated[
+        bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: a minute.")
+    ] = False,
+    full: Annotated[bool, typer.Option(help="The paper's rows, networks, grids and T1: days on a CPU.")] = False,
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The first chooses the settings of all.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with one thread.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+) -> None:
+    """Instrumental variables on sprites: proximal against ridge layers by batch size, online and re-estimated.
+
+    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    """
+    from .experiments import dfiv as experiment
+
+    if quick and full:
+        raise ValueError("--quick and --full were both given; expected one of them")
+    size = "quick" if quick else "full" if full else "cpu"
+    configs = experiment.jobs(size, batch_size, iterations=iterations)
+    folder = out or Path({"cpu": "runs/dfiv"}.get(size, f"runs/dfiv-{size}"))
+    _run(experiment, configs, folder, seeds=seeds or experiment.SIZES[size].seeds, workers=workers)
+
+
 def timing(
     results: Annotated[Path, typer.Option(help="What `python benchmarks/step_overhead.py` wrote.")] = Path(
         "benchmarks/results/step_overhead-cuda.json"
@@ -263,7 +288,7 @@ def thin(
 
 
 def claims(
-    experiment: Annotated[str, typer.Argument(help="qm9, fno or cifar100")],
+    experiment: Annotated[str, typer.Argument(help="qm9, fno, dfiv or cifar100")],
     results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".closedform-tmp"
+CLAIM = ".claimed"
 STALE = 3600.0
 
 
@@ -52,7 +53,7 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".claimed", "w") as file:
+    with open(folder / CLAIM, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

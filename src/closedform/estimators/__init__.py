@@ -1,4 +1,4 @@
-"""Estimators for tables that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, and `load`.
+"""Estimators that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, `DFIVRegressor`, and `load`.
 
 Needs the extra `sklearn`: pip install 'closedform[sklearn]'.
 """
@@ -8,7 +8,8 @@ from ..extras import require
 require("closedform.estimators", "sklearn", "sklearn")
 
 from .classifier import ClosedFormClassifier  # noqa: E402
+from .dfiv import DFIVRegressor  # noqa: E402
 from .files import load  # noqa: E402
 from .regressor import ClosedFormRegressor  # noqa: E402
 
-__all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "load"]
+__all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "DFIVRegressor", "load"]

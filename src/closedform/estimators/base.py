@@ -21,7 +21,7 @@ from .loop import Engine, Plan, Record, Rows, bounds, train
 from .modules import Modules
 from .networks import Networks
 from .prepare import folds, merged, moments, numpy, one_thread
-from .settings import LEVELS, Settings
+from .settings import Settings
 
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
 SHARPNESS = 3.0  # a level's share goes with its held-out squared error to this power, inverted
@@ -54,11 +54,15 @@ class Estimator(Settings):
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         before = dict(self.__dict__)
+        engine: Engine | None = before.get("engine_")  # trained further in place
+        state = {} if engine is None else {name: tensor.clone() for name, tensor in engine.state().items()}
         try:
             yield
         except BaseException:
             self.__dict__.clear()
             self.__dict__.update(before)
+            if engine is not None:
+                engine.restore(state)
             raise
 
     def _fitted(self, X: Any, y: Any, sample_weight: Any, resume: Any, on_epoch: Any) -> Any:
@@ -70,12 +74,12 @@ class Estimator(Settings):
             self._standardise(X, Y, weight)
         plan = self._plan(len(X), seed)
         with one_thread():
-            engine = self.engine_ if again else self._engine(X, len(X), Y.shape[1], seed)
+            engine = self._engine(X, self._rows_fitted, Y.shape[1], seed)
             if again:
-                engine.forget_optimizer()
+                self._warm(engine)
             rows = self._rows(engine, X, Y, weight)
             if self.early_stopping:
-                held = folds(len(X), engine.members, len(LEVELS), self.validation_fraction, seed)
+                held = folds(len(X), engine.members, len(self._bank(self._rows_fitted)), self.validation_fraction, seed)
                 rows.held = None if held is None else held.to(engine.device)
             record = Record()
             found = resume() if resume is not None else None
@@ -96,6 +100,17 @@ class Estimator(Settings):
             self._note(engine, record)
             self._calibrate(rows)
         return self
+
+    def _warm(self, engine: Engine) -> None:
+        """The weights of the last fit, for a new schedule with the settings of today."""
+        try:
+            engine.restore(self.engine_.state())
+        except ValueError:
+            raise ValueError(
+                "warm_start goes on from the networks of the last fit, which hidden_layer_sizes, members, rule or backbone"
+                " no longer describe; warm_start=False starts anew"
+            ) from None
+        engine.forget_optimizer()
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> None:
         self._check_parameters()
@@ -126,7 +141,7 @@ class Estimator(Settings):
             self.loss_curve_ = [*self.loss_curve_, loss / Y.size]
             self.n_iter_ += 1
             assert self._missed is not None
-            self.shares_ = _shares(self._missed)
+            self.shares_ = _shares(self._missed, len(self._bank(self._rows_fitted)))
             self._finish()
             self.temperature_ = getattr(self, "temperature_", 1.0)
 
@@ -136,7 +151,8 @@ class Estimator(Settings):
         self.loss_curve_ = list(record.loss)
         self.validation_curve_ = [float(np.mean(values)) for values in record.held]
         best = torch.tensor(record.best, dtype=torch.float64) if record.best else None
-        self.shares_ = _shares(best) if best is not None else np.full(engine.members, 1 / engine.members)
+        equal = np.full(engine.members, 1 / engine.members)
+        self.shares_ = equal if best is None else _shares(best, len(self._bank(self._rows_fitted)))
         self._missed = best
         self._finish()
 
@@ -221,7 +237,7 @@ class Estimator(Settings):
                 members=members,
                 activation=self.activation,
                 memory=self._memory(members, n),
-                weight_decay=self._decays(members),
+                weight_decay=self._decays(members, n),
                 seed=seed,
                 learning_rate=self._rate(inputs),
                 device=self._device(n),
@@ -234,7 +250,7 @@ class Estimator(Settings):
             outputs,
             example=self._inputs(X[:2]).float(),
             memory=self.rule if isinstance(self.rule, Rule) else self._memory(1, n),
-            weight_decay=self._decays(1)[0],
+            weight_decay=self._decays(1, n)[0],
             learning_rate=self._rate(inputs) if self.backbone is None else self._rate(1) / 10,
             seed=seed,
             device=self._device(n),
@@ -259,21 +275,21 @@ class Estimator(Settings):
         return tags
 
 
-def _shares(errors: Tensor) -> np.ndarray:
-    """How much each member counts, from held-out squared errors: a level's mean error to the power -SHARPNESS, divided among
-    its members.
+def _shares(errors: Tensor, count: int) -> np.ndarray:
+    """How much each member counts, from held-out squared errors: the mean error of a level, of which there are `count`, to
+    the power -SHARPNESS, divided among its members.
 
-    >>> _shares(torch.tensor([1.0, 1.0])).tolist(), _shares(torch.tensor([1.0, float("inf")])).tolist()
+    >>> _shares(torch.tensor([1.0, 1.0]), 4).tolist(), _shares(torch.tensor([1.0, float("inf")]), 4).tolist()
     ([0.5, 0.5], [1.0, 0.0])
     """
-    levels = torch.arange(len(errors)) % len(LEVELS)
-    count = torch.bincount(levels)
-    means = torch.bincount(levels, errors.double().nan_to_num(nan=math.inf)) / count
+    levels = torch.arange(len(errors)) % count
+    members = torch.bincount(levels)
+    means = torch.bincount(levels, errors.double().nan_to_num(nan=math.inf)) / members
     best = float(means.min())
     if not math.isfinite(best):
         return np.full(len(errors), 1 / len(errors))
     floor = max(best, 1e-300)
-    shares = (means.clamp(min=floor) / floor) ** -SHARPNESS / count
+    shares = (means.clamp(min=floor) / floor) ** -SHARPNESS / members
     return (shares[levels] / shares[levels].sum()).numpy()
 
 

@@ -41,9 +41,9 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
             self.classes_ = np.unique(y)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"y has the class {unknown[0]!r}, which is not among {list(self.classes_)}")
+            raise ValueError(f"y has the class {unknown.tolist()[0]!r}, which is not among {self.classes_.tolist()}")
         if len(self.classes_) < 2:
-            raise ValueError(f"a classifier needs at least two classes, got one class: {self.classes_[0]!r}")
+            raise ValueError(f"a classifier needs at least two classes, got one class: {self.classes_.tolist()[0]!r}")
         return np.eye(len(self.classes_))[np.searchsorted(self.classes_, y)]
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

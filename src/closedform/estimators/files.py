@@ -16,6 +16,7 @@ from ..extras import require
 from ..files import atomic
 
 FORMAT = 1
+DFIV = "DFIVRegressor"
 ARRAYS = ("coef_", "intercept_", "shares_", "input_mean_", "input_scale_", "target_mean_", "target_scale_")
 NUMBERS = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
 RULES = {kind.__name__: kind for kind in (rules.Ridge, rules.Proximal, rules.Ema, rules.Kalman)}
@@ -28,7 +29,7 @@ def save(estimator: Any, path: Path) -> Path:
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
-    head, tensors = described(estimator)
+    head, tensors = _described_dfiv(estimator) if type(estimator).__name__ == DFIV else described(estimator)
     data = packed(tensors, metadata={"closedform": json.dumps(head, allow_nan=True)})
     with atomic(Path(path)) as file:
         file.write(data)
@@ -60,6 +61,23 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 _PLAIN = (str, int, float, bool)
+
+
+def _described_dfiv(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from . import dfiv_files
+
+    body, tensors = dfiv_files.described(estimator)
+    parameters = {k: _plain(k, v) for k, v in estimator.get_params(deep=False).items()}
+    return {"format": FORMAT, "class": DFIV, "parameters": parameters, "attributes": body}, tensors
+
+
+def _rebuilt_dfiv(head: dict[str, Any], parameters: dict[str, Any], tensors: dict[str, Tensor], backbone: Any) -> Any:
+    from . import dfiv_files
+    from .dfiv import DFIVRegressor
+
+    if isinstance(parameters["n_features"], list):
+        parameters["n_features"] = tuple(parameters["n_features"])
+    return dfiv_files.restore(DFIVRegressor(**parameters), head["attributes"], tensors, backbone)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -119,6 +137,8 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
     parameters["backbone"] = backbone
     if isinstance(parameters["hidden_layer_sizes"], list):
         parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
+    if head["class"] == DFIV:
+        return _rebuilt_dfiv(head, parameters, tensors, backbone)
     if isinstance(parameters["rule"], dict):
         kind = RULES[parameters["rule"]["rule"]]
         parameters["rule"] = kind(**{f.name: parameters["rule"][f.name] for f in fields(kind)})

@@ -5,7 +5,9 @@ The same steps as `networks.Networks`, for one member, and the plain form that t
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,29 +54,45 @@ class Modules:
         learned = [p for p in parameters if p.requires_grad]
         self.optimizer = torch.optim.Adam(learned, lr=learning_rate, betas=BETAS) if learned else None
         self._decay = weight_decay
-        generator = torch.Generator().manual_seed(seed)
-        self.head: nn.Linear
-        if isinstance(memory, Memory) and memory.kind == "learned":
-            self.head = nn.Linear(self.width, outputs, device=device, dtype=self.dtype)
-            with torch.no_grad():
-                drawn = torch.randn(outputs, self.width, generator=generator, dtype=torch.float64)
-                self.head.weight.copy_(drawn * self.width**-0.5)
-                self.head.bias.zero_()
-            if self.optimizer is None:
-                self.optimizer = torch.optim.Adam(self.head.parameters(), lr=learning_rate, betas=BETAS)
-            else:
-                self.optimizer.add_param_group({"params": list(self.head.parameters())})
-        else:
+        self.steps = torch.zeros((), dtype=torch.long)
+        with self._own_draws(seed):
+            self.head = self._head(memory, seed)
+
+    @contextlib.contextmanager
+    def _own_draws(self, seed: int) -> Iterator[None]:
+        """What is drawn inside is a function of the seed, and what others draw later does not change."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
+    def _head(self, memory: Memory | Rule, seed: int) -> nn.Linear:
+        kind = {"device": self.device, "dtype": self.dtype}
+        if isinstance(memory, Rule) or memory.kind != "learned":
             rule = memory if isinstance(memory, Rule) else self._rule(memory)
-            self.head = ClosedFormLinear(self.width, outputs, rule=rule, device=device, dtype=self.dtype)
+            return ClosedFormLinear(self.width, self.outputs, rule=rule, **kind)
+        head = nn.Linear(self.width, self.outputs, **kind)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            drawn = torch.randn(self.outputs, self.width, generator=generator, dtype=torch.float64)
+            head.weight.copy_(drawn * self.width**-0.5)
+            head.bias.zero_()
+        if self.optimizer is None:
+            self.optimizer = torch.optim.Adam(head.parameters(), lr=self.base, betas=BETAS)
+        else:
+            self.optimizer.add_param_group({"params": list(head.parameters())})
+        return head
 
     def _width(self, example: Tensor) -> int:
         self.backbone.eval()
-        with torch.no_grad():
-            phi = self.backbone(example.to(self.device, self.dtype))
+        expected = f"the backbone must map (n, {example.shape[1]}) to features (n, d)"
+        try:
+            with torch.no_grad():
+                phi = self.backbone(example.to(self.device, self.dtype))
+        except RuntimeError as bad:
+            raise ValueError(f"{expected}, and fails on {len(example)} such rows: {bad}") from bad
         if not isinstance(phi, Tensor) or phi.ndim != 2 or len(phi) != len(example):
             shape = tuple(phi.shape) if isinstance(phi, Tensor) else type(phi).__name__
-            raise ValueError(f"the backbone must map (n, {example.shape[1]}) to features (n, d), got {shape}")
+            raise ValueError(f"{expected}, got {shape}")
         return phi.shape[1]
 
     def _rule(self, memory: Memory) -> Rule:
@@ -97,6 +115,12 @@ class Modules:
         self.restore(saved["state"])
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+        """As in `Networks`. What the backbone draws (dropout) is a function of the seed and the step."""
+        with self._own_draws((self.config["seed"] * 1_000_003 + int(self.steps)) % 2**63):
+            self.steps += 1
+            return self._step(x, y, weight, factor)
+
+    def _step(self, x: Tensor, y: Tensor, weight: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
         self.backbone.train()
         rate = self.base * factor
         if self.optimizer is not None:
@@ -150,10 +174,11 @@ class Modules:
                     if name not in kept:
                         kept[name] = torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
                     state[f"adam.{k}.{name}"] = kept[name]
+        state["steps"] = self.steps
         return {name: tensor.detach() for name, tensor in state.items()}
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.state().items() if not name.startswith("adam.")}
+        return {name: tensor for name, tensor in self.state().items() if not name.startswith(("adam.", "steps"))}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:

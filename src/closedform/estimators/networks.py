@@ -39,8 +39,8 @@ ACTIVATIONS: dict[str, Activation] = {
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 FLOOR = 1e-3  # of the learning rate that the memory follows, as in `lambdas.follow_lr`
 LEAK = 1e-8  # of the prior's precision that is never forgotten, as in `rules.Kalman`
-# Up to this ratio of the Gram's trace to lambda the system's condition costs float32 half its digits at most
-FLOAT32_CONDITION = 1e3
+# Up to this ratio of the Gram's trace to lambda, rounding to float32 changes the Gram by less than a tenth of lambda
+FLOAT32_TRACE = 1e6
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,9 @@ class Networks:
         self._ratio = _each(memory.ratio, members).to(device, dtype)
         self._forget = _each(memory.forget, members).to(device, torch.float64)
         self._smallest = float(self._ratio.min())
+        self._average = torch.zeros(self.width + 1, self.width + 1, device=device, dtype=dtype)
+        self._average[:-1, :-1] = 1 / self.width
+        self._average[-1, -1] = 1
 
     def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         weights, biases, at = [], [], 0
@@ -184,7 +187,7 @@ class Networks:
         scale = -2 / y.numel()
         if self.memory.kind == "learned":
             torch.bmm(XT, residual, out=self._adam[1].gradient).mul_(scale)
-        self._backward(x, layers, torch.bmm(weighted, self.head[:, : self.width].mT).mul_(scale))
+        self._backward(x, layers, torch.bmm(weighted * scale, self.head[:, : self.width].mT))
         rate = self.base * factor
         if self._decays:
             self.flat.mul_(1 - rate * self._decay)
@@ -221,28 +224,32 @@ class Networks:
         """Update the heads; returns the residual after it. A factor that fails, or an update that is not finite, leaves a
         member's head as it was."""
         if self.memory.kind == "kalman":
-            change, ok = self._kalman(X, XT, residual, weight, factor)
+            change, bad = self._kalman(X, XT, residual, weight, factor)
         else:
-            change, ok = self._proximal(X, XT, residual, factor)
+            change, bad = self._proximal(X, XT, residual, factor)
         total = change.sum((1, 2))
-        change = torch.where((ok & (total - total == 0))[:, None, None], change, 0.0)  # not finite minus itself is NaN
+        wrong = (total - total + bad) != 0  # what is not finite, minus itself, is NaN, which is not 0
+        change.masked_fill_(wrong[:, None, None], 0.0)
         self.head += change
         return torch.baddbmm(residual, X, change, alpha=-1)
 
     def _proximal(self, X: Tensor, XT: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """Paper eq. 14 in residual form. A lambda of a tenth of the Gram's mean diagonal or more bounds the condition
-        number by the features over that tenth, which float32 can do; a given lambda may be small, and gets float64."""
+        """Paper eq. 14 in residual form. A lambda that is relative to the Gram's mean diagonal can be so large that float32
+        does; a given lambda may be small, and gets float64."""
         length = 1 / max(factor, FLOOR)
-        double = self.memory.lam is not None or self.width / (self._smallest * length) > FLOAT32_CONDITION
+        double = self.memory.lam is not None or self.width / (self._smallest * length) > FLOAT32_TRACE
         if double:
             X, XT = X.double(), XT.double()
         G = torch.bmm(XT, X)
         diagonal = G.diagonal(dim1=1, dim2=2)
-        lam = _relative(diagonal) * (self._ratio * length) if self.memory.lam is None else self.memory.lam * length
-        floor = 4 * G.shape[1] * torch.finfo(G.dtype).eps
-        diagonal += torch.maximum(torch.as_tensor(lam, dtype=G.dtype, device=G.device), diagonal * floor)
+        floor = diagonal * (4 * G.shape[1] * torch.finfo(G.dtype).eps)
+        if self.memory.lam is None:
+            lam = self._relative(diagonal).mul_(self._ratio * length)
+            diagonal += torch.maximum(lam, floor)
+        else:
+            diagonal += floor.clamp_(min=self.memory.lam * length)
         L, info = torch.linalg.cholesky_ex(G)
-        return torch.cholesky_solve(torch.bmm(XT, residual.to(G.dtype)), L).to(self.dtype), info == 0
+        return torch.cholesky_solve(torch.bmm(XT, residual.to(G.dtype)), L).to(self.dtype), info
 
     def _kalman(
         self, X: Tensor, XT: Tensor, residual: Tensor, weight: Tensor | None, factor: float
@@ -255,7 +262,7 @@ class Networks:
             lam = self.memory.lam
             diagonal = G.diagonal(dim1=1, dim2=2)
             self.prior.copy_(
-                _relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam)
+                self._relative(diagonal) * self._ratio.double() if lam is None else torch.full_like(diagonal, lam)
             )
             A = torch.diag_embed(self.prior) + G
         else:
@@ -275,7 +282,12 @@ class Networks:
         innovation = (squares - (C * change).sum(1)).clamp(min=0) / count
         share = (1 - gamma).clamp(min=3 / (int(self.steps) + 3))
         self.noise.copy_(torch.where(ok[:, None], self.noise + share * (innovation - self.noise), self.noise))
-        return change.to(self.dtype), ok
+        return change.to(self.dtype), ~ok
+
+    def _relative(self, diagonal: Tensor) -> Tensor:
+        """`lambdas.relative(1)` for extended features: the mean of the diagonal, and for the bias its own. As one product,
+        since calls cost more than arithmetic; features that are all zero get a small number, and a solution of zero."""
+        return (diagonal @ self._average.to(diagonal.dtype)).clamp_(min=1e-30)
 
     # ---- What a fitted estimator needs -----------------------------------------------------------
 
@@ -349,14 +361,6 @@ def _each(values: float | tuple[float, ...], members: int) -> Tensor:
     """One value a member, `(members, 1)`, in turn."""
     values = values if isinstance(values, tuple) else (values,)
     return torch.tensor([[values[k % len(values)]] for k in range(members)], dtype=torch.float64)
-
-
-def _relative(diagonal: Tensor) -> Tensor:
-    """`lambdas.relative(1)` for extended features: the mean of the diagonal, and for the bias its own."""
-    mean = diagonal[:, :-1].mean(1, keepdim=True)
-    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
-    bias = torch.where(diagonal[:, -1:] > 0, diagonal[:, -1:], torch.ones_like(mean))
-    return torch.cat([mean.expand(-1, diagonal.shape[1] - 1), bias], 1)
 
 
 def cosine(done: float) -> float:

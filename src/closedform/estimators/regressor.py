@@ -37,7 +37,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     batch_size : "auto" is 32 up to some thousand rows and grows to 256.
     max_iter : epochs; "auto" is 55 up to 1000 rows, and fewer for more of them.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
-    validation_fraction : the share of the rows that each member holds out, another one each.
+    validation_fraction : the share of the rows that members hold out: one for all levels, another for their second members.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls
         most when the learning rate does.
     backbone : an `nn.Module` from `(n, inputs)` to `(n, features)`, copied and trained in place of the hidden layers.

@@ -19,13 +19,14 @@ from .networks import Memory, check_activation
 # Found by the experiments in docs/tabular.md, on tables' validation shares.
 # Levels from little noise to much: weight decay, and lambda over the mean square of a feature at the full learning rate,
 # which is the number of rows whose weight the old layer has in a solve
-LEVELS = ((0.0, 1.0), (0.03, 4.0), (0.2, 16.0), (1.0, 64.0))
-ALONE = 1  # the level of a single member
+LEVELS = ((0.0, 1 / 16), (0.03, 1.0), (0.2, 16.0), (1.0, 256.0))
+LARGE_LEVELS = ((0.0, 1 / 16), (0.03, 16.0), (0.2, 1024.0))  # much decay never helped large tables, long memories did
+ALONE = (0.03, 4.0)  # of a single member, which has to do for every table
+FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
+ALONE_FORGET = 0.95
 SMALL = 4000  # rows up to which there are two members of each level, which hold out different rows; above, one of each
-LARGE_LEVELS = 3  # of the levels above that, where so much decay as the last has never helped
 HIDDEN, LARGE_HIDDEN = (48, 48, 48), (64, 64, 64)
 RATE, RATE_INPUTS = 0.01, 20  # the learning rate, and the number of inputs from which on it falls
-FORGET = (0.9, 0.95, 0.98, 0.99)  # of the levels under the Kalman rule
 
 
 class Settings(BaseEstimator):
@@ -95,7 +96,7 @@ class Settings(BaseEstimator):
             return 1
         if self.members != "auto":
             return int(self.members)
-        return 2 * len(LEVELS) if n <= SMALL else LARGE_LEVELS
+        return 2 * len(LEVELS) if n <= SMALL else len(LARGE_LEVELS)
 
     def _hidden(self, n: int) -> list[int]:
         sizes = self.hidden_layer_sizes
@@ -103,13 +104,18 @@ class Settings(BaseEstimator):
             sizes = HIDDEN if n <= SMALL else LARGE_HIDDEN
         return [int(size) for size in sizes]
 
-    def _levels(self, members: int) -> list[tuple[float, float]]:
-        return [LEVELS[ALONE]] if members == 1 else [LEVELS[k % len(LEVELS)] for k in range(members)]
+    def _bank(self, n: int) -> tuple[tuple[float, float], ...]:
+        """The levels that members take in turn."""
+        return LEVELS if n <= SMALL else LARGE_LEVELS
 
-    def _decays(self, members: int) -> list[float]:
+    def _levels(self, members: int, n: int) -> list[tuple[float, float]]:
+        bank = self._bank(n)
+        return [ALONE] if members == 1 else [bank[k % len(bank)] for k in range(members)]
+
+    def _decays(self, members: int, n: int) -> list[float]:
         if self.weight_decay != "auto":
             return [float(self.weight_decay)] * members
-        return [decay for decay, _ in self._levels(members)]
+        return [decay for decay, _ in self._levels(members, n)]
 
     def _batch_size(self, n: int) -> int:
         """32 up to some thousand rows, then growing with them to 256."""
@@ -131,8 +137,9 @@ class Settings(BaseEstimator):
         lam = None if self.lam == "auto" else float(self.lam)
         kind = self.rule
         batch = min(n, self._batch_size(n))
-        ratio = tuple(rows / batch for _, rows in self._levels(members)) if kind == "proximal" else lambdas.AUTO_RATIO
-        forget = FORGET[ALONE] if members == 1 else tuple(FORGET[k % len(FORGET)] for k in range(members))
+        levels = self._levels(members, n)
+        ratio = tuple(rows / batch for _, rows in levels) if kind == "proximal" else lambdas.AUTO_RATIO
+        forget = (ALONE_FORGET,) if members == 1 else FORGET[: len(self._bank(n))]
         return Memory(kind, lam, ratio, forget)  # pyright: ignore[reportArgumentType]
 
     def _device(self, n: int) -> torch.device:

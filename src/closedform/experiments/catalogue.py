@@ -17,7 +17,7 @@ PAPER = (
     Entry("Figure, section 6: QM9 results", "test error by method, batch size, optimizer", "closedform paper qm9"),
     Entry("Figure, section 6: QM9, impact of lambda", "final error against lambda", "closedform paper qm9"),
     Entry("Figure, section 6: FNO results", "Burgers' equation by a Fourier neural operator", "closedform paper fno"),
-    Entry("Figure, section 6: DFIV results", "instrumental variables on dSprites", None),
+    Entry("Figure, section 6: DFIV results", "instrumental variables on dSprites", "closedform paper dfiv"),
     Entry(
         "Figure, appendix: CIFAR-100 results", "accuracy by method, batch size, optimizer", "closedform paper cifar100"
     ),

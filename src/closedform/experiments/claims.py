@@ -211,8 +211,12 @@ def check(name: str, folder: Path) -> list[Check]:
         from . import claims_fno
 
         return claims_fno.check(folder)
+    if name == "dfiv":
+        from . import claims_dfiv
+
+        return claims_dfiv.check(folder)
     if name not in CHECKS:
-        raise ValueError(f"there are no claims about {name!r}; expected qm9, fno or cifar100")
+        raise ValueError(f"there are no claims about {name!r}; expected qm9, fno, dfiv or cifar100")
     table = results.load(folder)
     columns = ["study", "optimizer", "batch_size", "method"]
     there = set(table[columns].itertuples(index=False, name=None))

@@ -274,13 +274,16 @@ def _styles(experiment: spec.Experiment, column: str, drawn: Sequence[Any]) -> t
             continue
         method = experiment.method(given) if column == "method" else None
         colour = (method and method.colour) or palette[at % len(palette)]
+        dash = colours.DASHES[at % len(colours.DASHES)]
+        if method is not None and method.dashed is not None:
+            dash = colours.DASHES[int(method.dashed)]
         styles.append(
             Style(
                 f"{column}={text.value(given)}",
                 text.named(experiment, column, given),
                 colours.on_light(colour),
                 colours.on_dark(colour),
-                colours.DASHES[at % len(colours.DASHES)],
+                dash,
                 bool(method and method.ours),
             )
         )

@@ -18,6 +18,7 @@ class Method:
     label: str
     colour: str = ""  # a name or #rrggbb; empty: the next of a palette that colour-blind people can tell apart
     ours: bool = False  # beyond the paper
+    dashed: bool | None = None  # None: a pattern of its own, by its place among the methods
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Sequence
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 520, 340, 64, 46, 12, 16
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 520, 340, 84, 46, 12, 16
 
 
 class Axis:
@@ -44,11 +44,15 @@ class Axis:
 
 
 def number(value: float) -> str:
+    """Three digits, and all before the point, unless a number is very small or large.
+
+    >>> number(0.5), number(51860.5), number(1234567.0), number(0.0), number(-1e-5)
+    ('0.5', '51,860', '1.23e+06', '0', '-1e-05')
     """
-    >>> number(0.5), number(1234567.0), number(0.0)
-    ('0.5', '1.23e+06', '0')
-    """
-    return f"{value:.3g}"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}"
+    shown = f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
 def _frame(x: Axis, y: Axis, x_label: str, y_label: str, marks: str, described: str) -> str:
@@ -68,10 +72,13 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str, marks: str, described: 
 
 
 def _axes(xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> tuple[Axis, Axis]:
-    low, high = min(ys), max(ys)
-    if not log:
-        low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)
+    low, high = (min(ys), max(ys)) if log else _padded(ys)
     return Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT), Axis(low, high, HEIGHT - BOTTOM, TOP, log=log)
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
 def lines(series: dict[str, Sequence[float]], x_label: str, y_label: str) -> str:
@@ -90,7 +97,7 @@ def lines(series: dict[str, Sequence[float]], x_label: str, y_label: str) -> str
 def points(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, *, line: str) -> str:
     """A scatter plot; `line` is "diagonal" or "zero", where perfect points would lie."""
     span = [*xs, *ys] if line == "diagonal" else list(ys)
-    x, y = _axes(xs, span)
+    x, y = _axes(_padded(xs), span)
     if line == "diagonal":
         x = Axis(y.low, y.high, LEFT, WIDTH - RIGHT)
         ideal = (y.low, y.low), (y.high, y.high)

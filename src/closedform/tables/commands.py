@@ -54,7 +54,12 @@ def train(
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     try:
         with Progress(
-            *columns, TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console
+            *columns,
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,  # an error is one line and no more
         ) as progress:
             bar = progress.add_task("reading", total=None, note="")
 
@@ -75,7 +80,6 @@ def train(
                 shown=shown,
                 stage=lambda text: progress.update(bar, description=text),
             )
-            progress.update(bar, description="finished")
     except KeyboardInterrupt:
         console.print("Stopped. The same command goes on from the last epoch.")
         sys.exit(130)
@@ -83,17 +87,18 @@ def train(
 
 
 def _show(console: Console, outcome: Any, folder: Path) -> None:
+    from .charts import number
     from .page import sentence
 
     for remark in outcome.remarks:
         console.print(remark[0].upper() + remark[1:] + ".", highlight=False)
-    title = f"{outcome.metric} on {outcome.test_rows:,} test rows ({outcome.train_rows:,} to train)"
+    title = f"{outcome.metric} on {outcome.test_rows:,} rows to test ({outcome.train_rows:,} to train)"
     table = Table(title=title)
     for name in ("model", outcome.metric, "/ closedform", "seconds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     own, best = outcome.scores["closedform"], min(outcome.scores.values())
     for name, score in outcome.scores.items():
-        shown = f"[bold green]{score:.4g}[/]" if score == best else f"{score:.4g}"
+        shown = f"[bold green]{number(score)}[/]" if score == best else number(score)
         ratio = f"{score / own:.2f}" if own else ""
         table.add_row(name, shown, ratio, f"{outcome.seconds[name]:.2f}")
     console.print(table)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 POINTS, BARS = 800, 20
 STYLE = """
-.charts { display: grid; gap: 2rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)) }
-.charts figure { margin: 0; min-width: 0 }
+.charts { display: grid; gap: 2rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)) }
+.charts figure { margin: 0; min-width: 0; max-width: 42rem }
 .charts svg { width: 100%; height: auto; font-size: 12px; fill: var(--soft) }
 .grid { stroke: var(--grid) } .rule { stroke: var(--rule) }
 .ideal { stroke: var(--soft); stroke-dasharray: 5 4 }
@@ -89,8 +89,11 @@ def sentence(outcome: Outcome) -> str:
     own = outcome.scores["closedform"]
     others = {name: score for name, score in outcome.scores.items() if name != "closedform"}
     best = min(others, key=others.__getitem__)
-    said = f"The {outcome.metric} on {outcome.test_rows:,} rows that training has not seen is {charts.number(own)}"
-    if own <= others[best]:
+    rows = f"{outcome.test_rows:,} rows" if outcome.test_rows > 1 else "one row"
+    said = f"The {outcome.metric} on {rows} that training has not seen is {charts.number(own)}"
+    if own == others[best]:
+        return f"{said}; {best} reaches the same."
+    if own < others[best]:
         return f"{said}; of the others, {best} comes closest with {charts.number(others[best])}."
     return f"{said}; {best} does better with {charts.number(others[best])}."
 
@@ -112,10 +115,11 @@ def _figure(title: str, drawing: str, caption: str) -> str:
 def _learning(outcome: Outcome) -> str:
     estimator = outcome.model.estimator
     series = {"training rows": estimator.loss_curve_}
-    caption = '<span class="swatch s0"></span>rows trained on'
+    caption = '<span class="swatch s0"></span>rows trained on, right after the last layer was solved on them'
     if estimator.validation_curve_:
         series["rows held out"] = estimator.validation_curve_
         caption += '<span class="swatch s1"></span>rows held out (the mean of the members)'
+        caption += "<br>The two draw near as the last layer remembers more of the earlier rows."
     drawing = charts.lines(series, "epoch", "squared error, scaled")
     return _figure("Learning curve", drawing, caption)
 

@@ -30,7 +30,7 @@ def predict(
     done = 0
     with atomic(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        for table in reading.pieces(data, encoding=encoding, rows=rows):
+        for table in reading.pieces(data, encoding=encoding, rows=rows, columns=model.preparation.columns):
             given = preparing.frame(data, table, model.preparation)
             predictions(model, pipeline, given).to_csv(text, header=done == 0, lineterminator="\n")
             done += len(table)

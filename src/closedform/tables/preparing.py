@@ -40,9 +40,10 @@ class Preparation:
 
 
 def find(
-    path: Path, table: pd.DataFrame, columns: Sequence[str], categorical: Sequence[str]
+    path: Path, table: pd.DataFrame, columns: Sequence[str], categorical: Sequence[str], rows: np.ndarray
 ) -> tuple[Preparation, list[str]]:
-    """The preparation of a table's columns, and remarks about those left out."""
+    """The preparation of a table's columns, and remarks about those left out. What a column holds is looked up in the whole
+    table, so that a mistake anywhere is found; medians and frequent values come from `rows`, those to train on."""
     found = Preparation([], [], [], [], [])
     remarks = []
     for column in columns:
@@ -51,12 +52,15 @@ def find(
             raise TableError(f"{path}: column {column!r}: all {len(values)} rows are missing; expected some values")
         if column not in categorical and reading.is_numeric(values):
             hint = f"; --categorical {column} takes the column as texts"
-            given = reading.numbers(path, column, values, hint=hint)
+            given = reading.numbers(path, column, values, hint=hint).iloc[rows]
+            if given.isna().all():
+                remarks.append(f"column {column!r} is left out: all its values are missing in the rows to train on")
+                continue
             found.numbers.append(column)
             found.medians.append(float(given.median()))
             found.gaps.append(bool(given.isna().any()))
             continue
-        counts = reading.texts(values).fillna(ABSENT).value_counts()
+        counts = reading.texts(values).fillna(ABSENT).iloc[rows].value_counts()
         frequent = sorted(counts[counts >= LEAST].index[:MOST].tolist())
         if len(frequent) < 2 and len(counts) > 1:
             remarks.append(f"column {column!r} is left out: nearly all its values are different")
@@ -74,9 +78,6 @@ def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataF
     """The columns that the transformer takes, checked: numbers as float64, categories as texts."""
     import pandas as pd
 
-    for column in preparation.columns:
-        if column not in table.columns:
-            raise TableError(f"{path}: there is no column {column!r}; the model needs it")
     parts: dict[str, Any] = {c: reading.numbers(path, c, table[c]) for c in preparation.numbers}
     parts |= {c: reading.texts(table[c]).fillna(ABSENT) for c in preparation.categories}
     return pd.DataFrame(parts, index=table.index)

@@ -7,7 +7,7 @@ of it. Rows count from 1, the header not counted.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SEPARATORS = ",;\t|"
-PIECE = 20_000  # rows
+PIECE, PIECE_BYTES = 20_000, 2**23  # the most rows of a piece, and about the most bytes of a CSV file
 SUFFIXES = {".parquet", ".pq"}
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
 
@@ -24,14 +24,18 @@ class TableError(ValueError):
     """Something is wrong with a file; the message names it, the column and the row."""
 
 
-def pieces(path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE) -> Iterator[pd.DataFrame]:
-    """The table in pieces of so many rows, at constant memory; the index counts rows from 1."""
+def pieces(
+    path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE, columns: Collection[str] | None = None
+) -> Iterator[pd.DataFrame]:
+    """The table in pieces of at most so many rows, at constant memory; the index counts rows from 1. Columns that are named
+    must be there, and the others are then not read."""
     path = Path(path)
     if not path.is_file():
         raise TableError(f"{path}: there is no such file")
     if path.stat().st_size == 0:
         raise TableError(f"{path}: the file is empty; expected a header and rows")
-    reader = _parquet(path, rows) if path.suffix.lower() in SUFFIXES else _csv(path, encoding, rows)
+    parquet = path.suffix.lower() in SUFFIXES
+    reader = _parquet(path, rows, columns) if parquet else _csv(path, encoding, rows, columns)
     start = 1
     for piece in reader:
         if not len(piece):
@@ -52,21 +56,22 @@ def whole(path: Path, *, encoding: str = "utf-8-sig") -> pd.DataFrame:
     return table
 
 
-def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+def _parquet(path: Path, rows: int, columns: Collection[str] | None) -> Iterator[pd.DataFrame]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        _check_names(path, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=rows):
+        names = file.schema_arrow.names
+        _check_names(path, names, columns)
+        for batch in file.iter_batches(batch_size=rows, columns=[n for n in names if columns is None or n in columns]):
             yield batch.to_pandas()
     except (pyarrow.ArrowException, OSError) as bad:
         reason = str(bad).splitlines()[0].rstrip(".")
         raise TableError(f"{path}: not a whole Parquet file ({reason})") from None
 
 
-def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
+def _csv(path: Path, encoding: str, rows: int, columns: Collection[str] | None) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
     try:
@@ -78,7 +83,7 @@ def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
         raise TableError(f"{path}: there is no encoding {encoding!r}") from None
     separator = max(SEPARATORS, key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    _check_names(path, names)
+    _check_names(path, names, columns)
     if all(_is_number(name) for name in names):
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise TableError(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
@@ -94,7 +99,8 @@ def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
             na_values=MISSING,
             keep_default_na=False,
             skipinitialspace=True,
-            chunksize=rows,
+            usecols=None if columns is None else [name for name in names if name in columns],
+            chunksize=min(rows, _rows_of(path, PIECE_BYTES)),
             on_bad_lines="error",
         )
         with reader:
@@ -108,7 +114,14 @@ def _csv(path: Path, encoding: str, rows: int) -> Iterator[pd.DataFrame]:
         raise TableError(f"{path}: the file has no columns; expected a header and rows") from None
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def _rows_of(path: Path, size: int) -> int:
+    """About how many rows of a CSV file take so many bytes, by the length of its first lines."""
+    with open(path, "rb") as file:
+        start = file.read(2**20)
+    return max(1, size * (start.count(b"\n") + 1) // len(start))
+
+
+def _check_names(path: Path, names: list[str], columns: Collection[str] | None) -> None:
     for at, name in enumerate(names, 1):
         if not name:
             raise TableError(f"{path}: column {at} of {len(names)} has no name in the header")
@@ -118,6 +131,9 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise TableError(
             f"{path}: the name {doubled[0]!r} stands over columns {' and '.join(places)}; expected one each"
         )
+    for name in columns or ():
+        if name not in names:
+            raise TableError(f"{path}: there is no column {name!r}; the model needs it")
 
 
 def _is_number(text: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from .. import __version__
 from ..estimators import ClosedFormClassifier, ClosedFormRegressor
 from ..estimators.loop import Plan, Record
+from ..files import CLAIM, claimed
 from . import checkpoint, folder, page, predicting, preparing, reading
 from .reading import TableError
 
@@ -63,10 +64,10 @@ def train(
     if len(table.columns) < 2:
         raise TableError(f"{data}: {target!r} is the only column; expected others to predict it from")
     table, y, task, remarks = _target(data, table, target, task, categorical)
-    found, more = preparing.find(data, table, [c for c in table.columns if c != target], categorical)
+    first, second = _split(y, seed, task)
+    found, more = preparing.find(data, table, [c for c in table.columns if c != target], categorical, first)
     remarks += more
     given = preparing.frame(data, table, found)
-    first, second = _split(y, seed, task)
 
     kind = ClosedFormRegressor if task == "regression" else ClosedFormClassifier
     estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter)
@@ -75,43 +76,44 @@ def train(
     X, Z = transform.transform(given.iloc[first]), transform.transform(given.iloc[second])
 
     partial = out.with_name(out.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    identity = _identity(X, y[first], estimator)
-    seconds = {}
-    stage("training")
-    start = time.perf_counter()
-    estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown))
-    seconds["closedform"] = time.perf_counter() - start
-    stage("comparing")
-    predicted = {"closedform": estimator.predict(Z)}
-    for name, other in _baselines(task, estimator, seed).items():
-        start = time.perf_counter()
-        predicted[name] = other.fit(X, y[first]).predict(Z)
-        seconds[name] = time.perf_counter() - start
-    metric = "RMSE" if task == "regression" else "error rate"
-    scores = {name: _error(task, y[second], values) for name, values in predicted.items()}
-    outcome = Outcome(model, metric, scores, seconds, len(first), len(second), remarks)
+    with claimed(partial):
+        identity = _identity(X, y[first], estimator)
+        seconds = {}
+        stage("training")
+        watch = checkpoint.Stopwatch()
+        estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch))
+        seconds["closedform"] = watch.seconds()
+        stage("comparing")
+        predicted = {"closedform": estimator.predict(Z)}
+        for name, other in _baselines(task, estimator, seed).items():
+            start = time.perf_counter()
+            predicted[name] = other.fit(X, y[first]).predict(Z)
+            seconds[name] = time.perf_counter() - start
+        metric = "RMSE" if task == "regression" else "error rate"
+        scores = {name: _error(task, y[second], values) for name, values in predicted.items()}
+        outcome = Outcome(model, metric, scores, seconds, len(first), len(second), remarks)
 
-    stage("writing")
-    pipeline = model.pipeline()
-    test = given.iloc[second]
-    rows = predicting.predictions(model, pipeline, test)
-    rows.insert(0, f"true {target}", y[second])
-    rows.to_csv(partial / "predictions.csv", lineterminator="\n")
-    importance = _importance(pipeline, test, y[second], seed)
-    page.write(partial / "report.html", data.name, outcome, y[second], predicted["closedform"], importance)
-    folder.save(
-        model,
-        partial,
-        {
-            "scores": {"metric": metric, **scores},
-            "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "rows": {"train": len(first), "test": len(second)},
-            "seed": seed,
-        },
-    )
-    (partial / checkpoint.FILE).unlink()
-    folder.publish(partial, out)
+        stage("writing")
+        pipeline = model.pipeline()
+        test = given.iloc[second]
+        rows = predicting.predictions(model, pipeline, test)
+        rows.insert(0, f"true {target}", y[second])
+        rows.to_csv(partial / "predictions.csv", lineterminator="\n")
+        importance = _importance(pipeline, test, y[second], seed)
+        page.write(partial / "report.html", data.name, outcome, y[second], predicted["closedform"], importance)
+        folder.save(
+            model,
+            partial,
+            {
+                "scores": {"metric": metric, **scores},
+                "seconds": {name: round(value, 3) for name, value in seconds.items()},
+                "rows": {"train": len(first), "test": len(second)},
+                "seed": seed,
+            },
+        )
+        folder.publish(partial, out)
+        for name in (checkpoint.FILE, CLAIM):
+            (out / name).unlink(missing_ok=True)
     return outcome
 
 
@@ -133,8 +135,9 @@ def _target(
         if numeric:
             given = reading.numbers(data, target, values)
             whole = bool((given == given.round()).all())
-            task = "classification" if whole and given.nunique() <= FEW else "regression"
-        remarks.append(f"{target!r} is taken for a {task} target; --task says otherwise")
+            few = given.nunique() <= min(FEW, len(given) // 2)
+            task = "classification" if whole and few else "regression"
+        remarks.append(f"{target!r} is taken for a {task} target; --task chooses another")
     if task == "regression":
         y = reading.numbers(data, target, values, hint="; --task classification takes it as classes").to_numpy()
         if np.ptp(y) == 0:

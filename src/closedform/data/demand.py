@@ -1,0 +1,51 @@
+"""The airline demand design of Hartford et al. (2017): how many tickets are sold at which price, time and kind of customer.
+
+    s ~ U{1..7}, t ~ U(0, 10), c, v ~ N(0, 1)           kind, time of year, fuel cost, what moves price and demand
+    e = rho v + sqrt(1 - rho^2) N(0, 1)                 price p and noise e share v: rho is the confounding
+    p = 25 + (c + 3) psi(t) + v
+    y = f(p, t, s) + e,    f = 100 + (10 + p) s psi(t) - 2 p
+
+The treatment is p, the covariates are (t, s), the instruments (c, t, s). The test is a grid of 2,800 points.
+
+>>> sample(1000).X.shape, grid().f.shape
+((1000, 1), (2800,))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .iv import Points, Sample
+
+RHO = 0.5
+
+
+def psi(t: np.ndarray) -> np.ndarray:
+    return 2 * ((t - 5) ** 4 / 600 + np.exp(-4 * (t - 5) ** 2) + t / 10 - 2)
+
+
+def structural(p: np.ndarray, t: np.ndarray, s: np.ndarray) -> np.ndarray:
+    return 100 + (10 + p) * s * psi(t) - 2 * p
+
+
+def sample(n: int, seed: int = 0, rho: float = RHO) -> Sample:
+    """`n` rows drawn by `seed`."""
+    if n < 1 or not -1 <= rho <= 1:
+        raise ValueError(f"expected n from 1 on and rho in [-1, 1], got n={n} and rho={rho}")
+    rng = np.random.default_rng(seed)
+    s = rng.integers(1, 8, n).astype(np.float64)
+    t = rng.uniform(0, 10, n)
+    c, v = rng.standard_normal(n), rng.standard_normal(n)
+    e = rho * v + np.sqrt(1 - rho**2) * rng.standard_normal(n)
+    p = 25 + (c + 3) * psi(t) + v
+    f = structural(p, t, s)
+    return Sample(p[:, None], np.stack([c, t, s], 1), f + e, np.stack([t, s], 1), f)
+
+
+def grid() -> Points:
+    """Price 10 to 25 and time 0 to 10 in 20 steps each, and the seven kinds."""
+    p, t, s = (
+        axis.ravel()
+        for axis in np.meshgrid(np.linspace(10, 25, 20), np.linspace(0, 10, 20), np.arange(1.0, 8), indexing="ij")
+    )
+    return Points(p[:, None], np.stack([t, s], 1), structural(p, t, s))

@@ -1,0 +1,114 @@
+"""Refits of a `DFIVRegressor` to rows drawn with replacement.
+
+Copies of a row stay in one stage, or the stages would share rows. A replicate takes the design that the fit has chosen, with
+other weights to start from; its ridge is chosen anew. Each is written to the folder as soon as it is done, by whichever
+process, and is found there by the next call with the same rows and settings: so the work may be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import clone
+
+from ..files import remove_stale
+from . import dfiv_fit
+from .settings import _is_count
+
+if TYPE_CHECKING:
+    from .dfiv import DFIVRegressor
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
+
+
+def bootstrap(
+    estimator: DFIVRegressor, rows: Rows, replicates: int, folder: str | Path | None, n_jobs: int
+) -> list[DFIVRegressor]:
+    """`replicates` refits of a fitted estimator to the rows of its fit, in `n_jobs` processes."""
+    if not _is_count(replicates):
+        raise ValueError(f"replicates must be a positive integer, got {replicates!r}")
+    if not _is_count(n_jobs):
+        raise ValueError(f"n_jobs must be a positive integer, got {n_jobs!r}")
+    controls = 0 if rows[3] is None else rows[3].shape[1]
+    if (rows[0].shape[1], controls) != (estimator.n_features_in_, estimator._controls):
+        raise ValueError("bootstrap takes the rows of the fit: the columns of X or W differ from it")
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return _run(estimator, rows, replicates, Path(temporary), n_jobs)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    remove_stale(Path(folder))
+    return _run(estimator, rows, replicates, Path(folder), n_jobs)
+
+
+def _run(estimator: DFIVRegressor, rows: Rows, replicates: int, folder: Path, n_jobs: int) -> list[DFIVRegressor]:
+    import joblib
+
+    mark = digest(estimator, rows)
+    paths = [folder / f"{mark}-{k:04d}.safetensors" for k in range(replicates)]
+    todo = [k for k, path in enumerate(paths) if _read(path, estimator) is None]
+    slim = _without_replicates(estimator)
+    if n_jobs == 1:
+        for k in todo:
+            replicate(slim, rows, k, paths[k])
+    elif todo:
+        with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+            joblib.Parallel(n_jobs=n_jobs, batch_size=1)(  # pyright: ignore[reportArgumentType]
+                joblib.delayed(replicate)(slim, rows, k, paths[k]) for k in todo
+            )
+    found = [_read(path, estimator) for path in paths]
+    assert all(model is not None for model in found)
+    return found  # pyright: ignore[reportReturnType]
+
+
+def _without_replicates(estimator: DFIVRegressor) -> DFIVRegressor:
+    made: Any = clone(estimator)
+    made.__dict__.update({name: value for name, value in vars(estimator).items() if name != "replicates_"})
+    return made
+
+
+def _read(path: Path, estimator: DFIVRegressor) -> DFIVRegressor | None:
+    from . import files
+
+    if not path.is_file():
+        return None
+    try:
+        return files.load(path, backbone=estimator.backbone)
+    except ValueError:  # damaged: made again
+        return None
+
+
+def digest(estimator: DFIVRegressor, rows: Rows) -> str:
+    """Names the settings, the chosen design and the rows."""
+    design = "" if estimator._linear else repr(estimator.members_[0].design)
+    told = {k: repr(v) for k, v in estimator.get_params(deep=False).items() if k not in ("verbose", "backbone")}
+    made = hashlib.sha256(json.dumps([told, design], sort_keys=True).encode())
+    for part in rows:
+        if part is not None:
+            made.update(repr(part.shape).encode() + np.ascontiguousarray(part).tobytes())
+    return made.hexdigest()[:20]
+
+
+def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
+    """Fit replicate k and write it. It depends on the fit, the rows and k alone, not on the process."""
+    X, y, Z, W = rows
+    rng = np.random.default_rng([int(digest(estimator, rows)[:8], 16), k])
+    drawn = rng.integers(len(X), size=len(X))
+    made: Any = clone(estimator)
+    made.set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
+    fit = dfiv_fit.attributes(
+        made,
+        X[drawn],
+        y[drawn],
+        Z[drawn],
+        None if W is None else W[drawn],
+        names=estimator._names,
+        groups=drawn,
+        designs=None if estimator._linear else [estimator.members_[0].design],
+    )
+    made.__dict__.update(fit)
+    made.save(path)

@@ -1,0 +1,160 @@
+"""A fit of `DFIVRegressor`, from checked arrays to fitted attributes: splits, choices, members, diagnostics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from ..iv import Data, Split, linear
+from . import dfiv_member as members
+from .dfiv_input import Ticker, excluded, scaled
+from .dfiv_member import Design, Member
+from .dfiv_summary import Summary, deep_part, linear_part
+from .prepare import moments, one_thread
+
+if TYPE_CHECKING:
+    from .dfiv import DFIVRegressor
+
+ROWS = 60  # below these the halves of a deep fit are too small to mean anything
+WIDE = 50  # more treatments than these are pixels, about which a linear model has nothing to say
+
+Tried = list[tuple[Design, float]]
+
+
+def attributes(
+    settings: DFIVRegressor,
+    X: np.ndarray,
+    y: np.ndarray,
+    Z: np.ndarray,
+    W: np.ndarray | None,
+    *,
+    names: list[str],
+    groups: np.ndarray | None = None,
+    designs: list[Design] | None = None,
+) -> dict[str, Any]:
+    """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs` are given where
+    they have been chosen before."""
+    own = excluded(Z, W)
+    shape = {"n_features_in_": X.shape[1], "_controls": 0 if W is None else W.shape[1], "_names": names}
+    if settings.features == "linear":
+        fit = linear.two_stage(X, y, own, W)
+        shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
+        shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance}
+        return shape | {"summary_": linear_part(X, y, own, W, names)}
+    groups = np.arange(len(X)) if groups is None else groups
+    count = len(np.unique(groups))
+    if count < ROWS:
+        raise ValueError(f"a deep fit needs at least {ROWS} different rows, got {count}; features='linear' needs fewer")
+    instruments = own if W is None else np.column_stack([own, W])
+    parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
+    scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}
+    data = Data(*(scaled(part, scales[name]) for name, part in parts.items()))
+    seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
+    with one_thread():
+        trained, tried, split, held = train(settings, data, groups, designs, seed)
+        summary = linear_part(X, y, own, W, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
+        summary = diagnosed(summary, trained, tried, data, split, held, len(np.unique(own, axis=0)))
+    return shape | scales | {"members_": trained, "summary_": summary}
+
+
+def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
+    sizes, widths, rate = settings.hidden_layer_sizes, settings.n_features, settings.learning_rate
+    if isinstance(widths, str):
+        widths = (8, 32, 48 if len(data.X) > 4000 else 16)
+    if isinstance(rate, str):
+        rate = 0.01 if settings.backbone is None else 0.001
+    d, k, q = (int(width) for width in widths)
+    return Design(
+        inputs=data.X.shape[1],
+        instruments=data.Z.shape[1],
+        controls=0 if data.O is None else data.O.shape[1],
+        treatment="backbone" if settings.backbone is not None else "linear",
+        hidden=(64, 64) if isinstance(sizes, str) else tuple(int(size) for size in sizes),
+        widths=(d, k, q),
+        rule=settings.rule,
+        inner=members.INNER[0],
+        iterations=int(settings.max_iter),
+        batch=min(int(settings.batch_size), rows),
+        learning_rate=float(rate),
+        weight_decay=float(settings.weight_decay),
+        seed=0,
+    )
+
+
+def train(
+    settings: DFIVRegressor, data: Data, groups: np.ndarray, designs: list[Design] | None, seed: int
+) -> tuple[list[Member], Tried, Split, Tensor]:
+    """Members, the models compared, the first split and the rows held out."""
+    order = np.random.default_rng(seed).permutation(np.unique(groups))
+    count = max(1, round(settings.validation_fraction * len(order)))
+    held, rest = _rows_of(groups, order[:count]), order[count:]
+
+    def split(pair: int) -> Split:
+        mixed = rest if pair == 0 else np.random.default_rng([seed, pair]).permutation(rest)
+        half = len(mixed) // 2
+        return Split(_rows_of(groups, mixed[:half]), _rows_of(groups, mixed[half:]))
+
+    first = split(0)
+    base = base_design(settings, data, min(len(first.first), len(first.second)))
+    if designs is None:
+        kind = "backbone" if settings.backbone is not None else settings.treatment
+        designs = members.candidates(base, kind, settings.lam_inner)
+    designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
+    total = settings.max_iter * (len(designs) + settings.members - 1)
+    tick = Ticker(total) if settings.verbose else None
+    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick)
+    trained = [best]
+    for k in range(1, settings.members):
+        part = split(k // 2)
+        part = Split(part.second, part.first) if k % 2 else part
+        design = replace(best.design, seed=(seed + 1000 * k) % 2**31)
+        trained.append(members.fitted(design, data, part, held, settings.backbone, tick))
+    if tick is not None:
+        tick.close()
+    return trained, tried, first, held
+
+
+@torch.no_grad()
+def diagnosed(
+    made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
+) -> Summary:
+    """The summary with what the first member says on held-out rows; `values` is the number of different instruments."""
+    rows, member = data.rows(held), trained[0]
+    layers = member.layers
+    target, found = layers.psi(member.psi(rows.X).double()), layers.phi(member.phi(rows.Z).double()) @ layers.W.T
+    spread = (target - target.mean(0)).square().mean(0)
+    R2 = 1 - (target - found - layers.b).square().mean(0) / spread.clamp(min=1e-30)
+    kept = member.structural(rows.X, rows.O)
+    told = {0.0: "layers of training"}.get(member.ridge, f"re-estimated layers, ridge {member.ridge:g} a row")
+    return deep_part(
+        made,
+        stages=(len(split.first), len(split.second), len(held)),
+        feature_r2=R2[spread > 1e-12].numpy(),
+        structural=kept.numpy(),
+        expected=member.expected(rows.Z, rows.O).numpy(),
+        online=member.structural(rows.X, rows.O, member.online).numpy(),
+        outcome=rows.y[:, 0].numpy(),
+        outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
+        values=values,
+        tried=[(_told(design), loss) for design, loss in tried],
+        used=f"{_told(member.design)}, {told}; {len(trained)} members",
+    )
+
+
+def _told(design: Design) -> str:
+    kind = {"linear": "linear treatment", "deep": "deep treatment", "backbone": "the given backbone"}[design.treatment]
+    return kind if design.rule == "ridge" else f"{kind}, inner lambda {design.inner:g}"
+
+
+def _nothing_linear(n: int) -> Summary:
+    return Summary("deep", n, (0, 0, 0), [], math.nan, math.nan, (0, 0), [], math.nan, math.nan, None, None, [])
+
+
+def _rows_of(groups: np.ndarray, chosen: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(np.isin(groups, chosen)))

@@ -1,0 +1,216 @@
+"""One pair of networks and layers of `DFIVRegressor`: how it is built, trained and chosen.
+
+Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
+the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges; the
+ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the
+simplest is taken: what the loss cannot see should not decide.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..iv import DFIV, Data, Layers, Rules, Split, evaluation, networks, reestimated, train
+from ..iv.evaluation import Scale
+from ..lambdas import per_sample, relative
+from ..rules import Kalman, Proximal
+
+RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # a row, from strong to weak
+INNER = (1e-2, 1.0)  # lambda_12, relative to the features
+LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
+FORGET = 0.99
+HOLD_OUT = 0.15
+
+
+@dataclass(frozen=True)
+class Design:
+    """Everything about a member but its weights; plain numbers and texts."""
+
+    inputs: int  # columns of the treatment, the instruments (controls among them) and the controls
+    instruments: int
+    controls: int
+    treatment: str  # "linear", "deep" or "backbone"
+    hidden: tuple[int, ...]
+    widths: tuple[int, int, int]  # features of psi, phi and xi beside their inputs
+    rule: str
+    inner: float
+    iterations: int
+    batch: int
+    learning_rate: float
+    weight_decay: float
+    seed: int
+
+
+@dataclass
+class Member:
+    """Trained networks, the layers that predict, and those of training."""
+
+    design: Design
+    psi: nn.Module
+    phi: nn.Module
+    xi: nn.Module | None
+    layers: Layers
+    online: Layers
+    ridge: float  # a row; 0 for the layers of training
+    losses: Tensor  # of the outcome given instruments, on held-out rows
+
+    def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
+        """The structural function, differentiable in x."""
+        xi = None if self.xi is None or o is None else self.xi(o).double()
+        return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
+
+    def expected(self, z: Tensor, o: Tensor | None) -> Tensor:
+        """The outcome given instruments."""
+        xi = None if self.xi is None or o is None else self.xi(o).double()
+        return self.layers.expected(self.phi(z).double(), xi)[:, 0]
+
+    # ---- Files -----------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is learned, by name."""
+        found = {"losses": self.losses}
+        for name, net in (("psi", self.psi), ("phi", self.phi), ("xi", self.xi)):
+            if net is not None:
+                found |= {f"{name}.{key}": value for key, value in net.state_dict().items()}
+        for name, layers in (("layers", self.layers), ("online", self.online)):
+            for field in fields(Layers):
+                value = getattr(layers, field.name)
+                if isinstance(value, Scale):
+                    found |= {f"{name}.{field.name}.mean": value.mean, f"{name}.{field.name}.scale": value.scale}
+                elif value is not None:
+                    found[f"{name}.{field.name}"] = value
+        return {key: value.detach().cpu().contiguous().clone() for key, value in found.items()}
+
+    @staticmethod
+    def rebuilt(design: Design, tensors: dict[str, Tensor], ridge: float, backbone: nn.Module | None) -> Member:
+        psi, phi, xi, _ = build(design, backbone)
+        for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
+            if net is not None:
+                own = {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{name}.")}
+                net.load_state_dict(own)
+
+        def layers(name: str) -> Layers:
+            values: dict[str, Any] = {}
+            for field in fields(Layers):
+                key = f"{name}.{field.name}"
+                if f"{key}.mean" in tensors:
+                    values[field.name] = Scale(tensors[f"{key}.mean"], tensors[f"{key}.scale"])
+                else:
+                    values[field.name] = tensors.get(key)
+            return Layers(**values)
+
+        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, tensors["losses"])
+
+
+def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Module, nn.Module | None, list[int]]:
+    """The networks of a design with fresh weights, and the numbers of their features."""
+    g = torch.Generator().manual_seed(design.seed)
+    d, k, q = design.widths
+    if design.treatment == "backbone":
+        assert backbone is not None
+        psi = copy.deepcopy(backbone)
+        with torch.no_grad():
+            shape = psi(torch.zeros(2, design.inputs)).shape
+        if len(shape) != 2:
+            raise ValueError(f"backbone must give features (rows, features), got shape {tuple(shape)} for 2 rows")
+        treated = psi, int(shape[1])
+    elif design.treatment == "linear":
+        treated = nn.Identity(), design.inputs
+    else:
+        treated = networks.beside([design.inputs, *design.hidden, d], g)
+    made = [treated, networks.beside([design.instruments, *design.hidden, k], g)]
+    if design.controls:
+        made.append(networks.beside([design.controls, *design.hidden, q], g))
+    nets = [net for net, _ in made]
+    return nets[0], nets[1], nets[2] if design.controls else None, [width for _, width in made]
+
+
+def _rules(design: Design) -> Rules:
+    inner = relative(design.inner)
+    if design.rule == "ridge":
+        return Rules.ridge(relative(0.1), relative(0.1))
+    if design.rule == "kalman":
+        return Rules(Kalman(FORGET), Proximal(inner), Kalman(FORGET))
+    return Rules.proximal(relative(LAM_1), relative(LAM_2), inner)
+
+
+def fitted(
+    design: Design,
+    data: Data,
+    split: Split,
+    held: Tensor,
+    backbone: nn.Module | None,
+    tick: Callable[[], None] | None = None,
+) -> Member:
+    """Train a member and choose its layers."""
+    psi, phi, xi, widths = build(design, backbone)
+    model = DFIV(
+        psi,
+        phi,
+        xi,
+        widths=widths,
+        rules=_rules(design),
+        lr=design.learning_rate,
+        weight_decay=design.weight_decay,
+        T1=2,
+        covariate_steps=4 if design.controls else 0,
+        order="solve",
+        generator=torch.Generator().manual_seed(design.seed + 1),
+    )
+    train(
+        model,
+        data,
+        split,
+        iterations=design.iterations,
+        batch_size=design.batch,
+        lr=design.learning_rate,
+        seed=design.seed,
+        after=None if tick is None else lambda _: tick(),
+    )
+    for net in model.modules():
+        net.eval().requires_grad_(False)
+    rows = data.rows(held)
+    online = evaluation.online(model)
+    # strong ridges leave the linear model, not zero
+    free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
+
+    def again(first: float, second: float) -> Layers:
+        return reestimated(model, data, split, per_sample(first), per_sample(second), free)
+
+    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in RIDGES])
+    first = RIDGES[good.index(True)]
+    found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
+    losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
+    if not any(bool(loss.mean() < torch.inf) for loss in losses):
+        raise ValueError("training diverged: expected finite losses; try a smaller learning_rate")
+    taken = evaluation.as_good(losses).index(True)
+    return Member(design, psi, phi, xi, found[taken][1], online, found[taken][0], losses[taken])
+
+
+def chosen(
+    designs: list[Design],
+    data: Data,
+    split: Split,
+    held: Tensor,
+    backbone: nn.Module | None,
+    tick: Callable[[], None] | None = None,
+) -> tuple[Member, list[tuple[Design, float]]]:
+    """The best of several designs, given from simple to complex, and the losses of all."""
+    members = [fitted(design, data, split, held, backbone, tick) for design in designs]
+    best = members[evaluation.as_good([member.losses for member in members]).index(True)]
+    return best, [(member.design, float(member.losses.mean())) for member in members]
+
+
+def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
+    """What "auto" compares, from simple to complex."""
+    treatments = ("linear", "deep") if treatment == "auto" else (treatment,)
+    values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
+    if base.rule == "ridge":
+        values = values[:1]  # it has no lambda inside stage two
+    return [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]

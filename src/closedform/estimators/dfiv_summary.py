@@ -1,0 +1,168 @@
+"""What a fitted `DFIVRegressor` has to say about its data: how strong the instruments are, and what cannot be known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..iv import linear
+
+GAP = 0.1  # of the variance of the predictions
+IDENTIFIED = 0.1  # of the variance of the structural function
+
+BLIND = (
+    "Models were compared by how well they predict the outcome given the instruments, on held-out rows. That loss cannot "
+    "see any function g with E[g(X)|Z] = 0: such a g may be added to the structural function without a trace in the data."
+)
+
+
+@dataclass
+class Summary:
+    """Printed by `str`; `warnings` lists what should give pause."""
+
+    kind: str  # "linear" or "deep"
+    rows: int
+    stages: tuple[int, int, int]  # rows of stage one, of stage two, held out
+    treatments: list[str]
+    first_stage_f: float
+    first_stage_p: float
+    degrees: tuple[int, int]
+    partial_r2: list[float]
+    anderson_rubin_f: float
+    anderson_rubin_p: float
+    two_stage: list[float] | None  # coefficients of the linear model, None where it is not identified
+    two_stage_error: list[float] | None
+    ordinary: list[float]
+    feature_r2: list[float] = field(default_factory=list)  # of the treatment's features, on held-out rows
+    identified: float | None = None  # share of the structural function's variance that the instruments move
+    gap: float | None = None  # mean squared difference of online and re-estimated predictions, over their variance
+    outcome_r2: float | None = None  # of the outcome given instruments, on held-out rows
+    tried: list[tuple[str, float]] = field(default_factory=list)  # models compared, and their losses
+    used: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> Summary:
+        made = Summary(**plain)
+        made.stages, made.degrees = tuple(made.stages), tuple(made.degrees)  # pyright: ignore[reportAttributeAccessIssue]
+        made.tried = [(str(name), float(loss)) for name, loss in made.tried]
+        return made
+
+    def __str__(self) -> str:
+        first, second, held = self.stages
+        lines = [
+            f"{'Linear' if self.kind == 'linear' else 'Deep feature'} instrumental variables: {self.rows:,} rows"
+            + (
+                ""
+                if self.kind == "linear"
+                else f" ({first:,} in stage one, {second:,} in stage two, {held:,} held out)"
+            ),
+            "",
+            "Linear part (controls taken out)",
+            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g}",
+        ]
+        for at, name in enumerate(self.treatments):
+            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
+            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
+            if self.two_stage is not None and self.two_stage_error is not None:
+                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
+                lines.append(
+                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
+                )
+            else:
+                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
+        lines.append(
+            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
+            "(valid however weak the instruments)"
+        )
+        if self.kind == "deep":
+            told = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
+            lines += ["", "Learned features (held-out rows)"]
+            lines.append(f"  R2 of each feature of the treatment given the instruments: {told}")
+            lines.append(f"  outcome given the instruments: R2 {self.outcome_r2:.3f}")
+            lines.append(
+                f"  of the estimated structural function the instruments move {self.identified:.0%} of the variance"
+            )
+            lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the predictions' variance apart")
+            lines.append(f"  model: {self.used}")
+            lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
+            lines += ["", BLIND]
+        lines += [f"\nWarning: {text}" for text in self.warnings]
+        return "\n".join(lines)
+
+
+def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None, names: list[str]) -> Summary:
+    """The diagnostics of the linear model, which every fit has; with warnings."""
+    first = linear.first_stage(X, Z, W)
+    test = linear.anderson_rubin(X, y, Z, W)
+    ordinary = _ordinary(X, y, W)
+    try:
+        fit = linear.two_stage(X, y, Z, W)
+        coefficients, errors = fit.coef.tolist(), fit.std_error.tolist()
+    except ValueError:
+        coefficients = errors = None
+    made = Summary(
+        "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_r2.tolist(),
+        test.F, test.p, coefficients, errors, ordinary,
+    )  # fmt: skip
+    if first.F < linear.WEAK:
+        made.warnings.append(
+            f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage estimates lean towards "
+            "ordinary least squares and their intervals are too short; the Anderson-Rubin test still holds."
+        )
+    if coefficients is None:
+        made.warnings.append(
+            "the instruments do not identify a linear model (too few of them, or they move the treatments together)."
+        )
+    return made
+
+
+def _ordinary(X: np.ndarray, y: np.ndarray, W: np.ndarray | None) -> list[float]:
+    A = np.column_stack([X, np.ones(len(X))] if W is None else [X, W, np.ones(len(X))])
+    return np.linalg.lstsq(A, y, rcond=None)[0][: X.shape[1]].tolist()
+
+
+def deep_part(
+    made: Summary,
+    *,
+    stages: tuple[int, int, int],
+    feature_r2: np.ndarray,
+    structural: np.ndarray,
+    expected: np.ndarray,
+    online: np.ndarray,
+    outcome: np.ndarray,
+    outcome_expected: np.ndarray,
+    values: int,
+    tried: list[tuple[str, float]],
+    used: str,
+) -> Summary:
+    """Adds what the learned features say, and its warnings. `structural`, `expected` and `online` are predictions on
+    held-out rows; `values` is the number of distinct instruments."""
+    made.kind, made.stages, made.tried, made.used = "deep", stages, tried, used
+    made.feature_r2 = feature_r2.tolist()
+    spread = float(structural.var())
+    made.identified = max(0.0, 1 - float(np.square(structural - expected).mean()) / spread) if spread > 0 else 0.0
+    made.gap = float(np.square(online - structural).mean()) / max(spread, 1e-300)
+    made.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
+    if made.gap > GAP:
+        made.warnings.append(
+            f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the predictions' variance: the "
+            "layers are badly determined; more rows, fewer features or a larger ridge may help."
+        )
+    if made.identified < IDENTIFIED or not math.isfinite(made.identified):
+        made.warnings.append(
+            f"ill-posed: the instruments move only {made.identified:.0%} of the variance of the estimated structural "
+            "function. The rest of its shape rests on smoothness (the ridge), not on data."
+        )
+    if values <= 10:
+        made.warnings.append(
+            f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
+            "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
+        )
+    return made

@@ -1,0 +1,279 @@
+"""Algorithm 3 of the paper, fast: two networks and two solved layers that take turns.
+
+Stage one fits `phi(z) W^T ~ psi(x)` on its batch, stage two fits `y ~ [psi_hat(z), 1] (x) [xi(o), 1] w` on another one with
+`psi_hat(z) = phi(z) W*(theta_X)^T`, the stage-one layer solved for the features as they are. Rows are samples.
+
+The gradient of psi's weights goes through `W*(theta_X)`. That layer is linear in psi, so the system is factored without a
+graph and the gradient is one more solve with the same factor (see `closedform.linalg`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..rules import Kalman, Memory, Proximal, Ridge, Rule
+from ..statistics import Batch
+
+First = tuple[Tensor, Tensor]  # x, z
+Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the layers are solved: W at the end of an inner step of stage one (lambda_1), `W*(theta_X)` inside stage two
+    (lambda_12), and w (lambda_2). Any rule of `closedform` will do, but a Kalman filter as `inner` is that of `first`, one
+    step on: it reads that memory and never writes it."""
+
+    first: Rule = field(default_factory=Proximal)
+    inner: Rule = field(default_factory=lambda: Proximal(1e-4))
+    second: Rule = field(default_factory=Proximal)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Kalman) and self.inner != self.first:
+            raise ValueError(
+                f"a Kalman rule inside stage two must be that of stage one, got {self.inner} and {self.first}"
+            )
+
+    @staticmethod
+    def proximal(lam_1: Any, lam_2: Any, lam_12: Any = 1e-4) -> Rules:
+        """The paper's method."""
+        return Rules(Proximal(lam_1), Proximal(lam_12), Proximal(lam_2))
+
+    @staticmethod
+    def ridge(beta_1: Any, beta_2: Any) -> Rules:
+        """The original DFIV in minibatches: every penalty is a ridge, and beta_1 serves inside stage two as well."""
+        return Rules(Ridge(beta_1), Ridge(beta_1), Ridge(beta_2))
+
+
+class Layer:
+    """A solved layer `W (o, D)` in float64 with the memory of its rule."""
+
+    def __init__(self, rule: Rule, features: int, outputs: int, generator: torch.Generator | None):
+        self.rule = rule
+        W = torch.randn(outputs, features, generator=generator, dtype=torch.float64)
+        self.W = W / math.sqrt(features)  # LeCun's
+        self.memory: Memory = rule.memory(features, outputs)
+        self.step = torch.zeros((), dtype=torch.long)
+        self.rejected = 0
+
+    def solve(self, phi: Tensor, y: Tensor) -> None:
+        """Take in a batch; a solve that fails leaves the layer as it was, and is counted."""
+        found = self.rule.update(self.W, Batch(phi, y, bias=False), self.memory, self.step)
+        if not bool(found.ok) or not bool(torch.isfinite(found.W).all()):
+            self.rejected += 1
+            return
+        self.W, self.step = found.W, self.step + 1
+        self.memory = {**self.memory, **found.memory}
+
+    def state(self) -> dict[str, Tensor]:
+        return {"W": self.W, "step": self.step, **{f"memory.{name}": value for name, value in self.memory.items()}}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.W, self.step = state["W"], state["step"]
+        self.memory = {name: state[f"memory.{name}"] for name in self.memory}
+
+
+def ones(features: Tensor) -> Tensor:
+    """`[features, 1]` in float64."""
+    return nn.functional.pad(features.double(), (0, 1), value=1.0)
+
+
+def products(psi: Tensor, xi: Tensor | None) -> Tensor:
+    """Stage-two features `[psi, 1]`, or `[psi, 1] (x) [xi, 1]`, of width `(d + 1) (q + 1)`.
+
+    >>> products(torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0]]))
+    tensor([[10.,  2., 15.,  3.,  5.,  1.]], dtype=torch.float64)
+    """
+    psi = ones(psi)
+    return psi if xi is None else (psi[:, :, None] * ones(xi)[:, None, :]).flatten(1)
+
+
+class DFIV:
+    """The networks `psi` (of treatments), `phi` (of instruments) and `xi` (of covariates, or None) and the layers between
+    them; `step` is one pass of Algorithm 3's loop.
+
+    order: "step" is the paper's, a gradient step and then the solve; "solve" solves first and steps at the layers that it
+        found, which takes psi once and not twice an iteration.
+    covariate_steps: of xi alone, each with a solve of w, before the step of psi (as the published code of DFIV does); xi
+        then has no part in that step.
+    """
+
+    def __init__(
+        self,
+        psi: nn.Module,
+        phi: nn.Module,
+        xi: nn.Module | None = None,
+        *,
+        widths: Sequence[int],
+        outputs: int = 1,
+        rules: Rules | None = None,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        T1: int = 20,
+        T2: int = 1,
+        covariate_steps: int = 0,
+        order: Literal["step", "solve"] = "step",
+        generator: torch.Generator | None = None,
+    ):
+        if T1 < 1 or T2 < 1 or covariate_steps < 0:
+            raise ValueError(
+                f"T1 and T2 are from 1 on and covariate_steps from 0 on, got {T1}, {T2} and {covariate_steps}"
+            )
+        if order not in ("step", "solve"):
+            raise ValueError(f'order must be "step" or "solve", got {order!r}')
+        if len(widths) != 2 + (xi is not None):
+            raise ValueError(f"widths are the features of each network, {2 + (xi is not None)} numbers, got {widths}")
+        self.psi, self.phi, self.xi = psi, phi, xi
+        self.rules = Rules() if rules is None else rules
+        self.T1, self.T2, self.covariate_steps, self.order = T1, T2, covariate_steps, order
+        self.skipped = 0  # gradient steps whose loss was not finite
+        d, k, q = (*widths, 0)[:3]
+        self.widths = d, k, q
+        self.first = Layer(self.rules.first, k + 1, d, generator)
+        self.second = Layer(self.rules.second, (d + 1) * (q + 1 if xi is not None else 1), outputs, generator)
+        joint = list(psi.parameters())
+        if xi is not None and not covariate_steps:
+            joint += list(xi.parameters())
+        self.optimizers = [_adamw(list(phi.parameters()), lr, weight_decay), _adamw(joint, lr, weight_decay)]
+        if xi is not None and covariate_steps:
+            self.optimizers.append(_adamw(list(xi.parameters()), lr, weight_decay))
+
+    # ---- One iteration -----------------------------------------------------------------------------
+
+    def step(self, first: Sequence[First], second: Second) -> None:
+        """One outer iteration. `first` holds one batch `(x, z)` for all T1 inner steps, or T1 fresh ones, of which the last
+        also serves stage two; `second` is `(z, y, o)`."""
+        if len(first) not in (1, self.T1):
+            raise ValueError(f"expected one stage-one batch or T1={self.T1} of them, got {len(first)}")
+        self._stage_one(first)
+        x1, z1 = first[-1]
+        with torch.no_grad():
+            phi1, phi2 = ones(self.phi(z1)), ones(self.phi(second[0]))
+        if self.covariate_steps and self.xi is not None:
+            self._covariates(x1, phi1, phi2, second)
+        for _ in range(self.T2):
+            self._stage_two(x1, phi1, phi2, second)
+
+    def _stage_one(self, first: Sequence[First]) -> None:
+        """Lines 6 to 10: theta_Z by a gradient step at the layer as it is, then the layer."""
+        with torch.no_grad():
+            targets = [self.psi(x).double() for x, _ in first]
+        for t in range(self.T1):
+            at = t % len(first)
+            z, psi = first[at][1], targets[at]
+            if self.order == "solve":
+                phi = ones(self.phi(z))
+                self.first.solve(phi.detach(), psi)
+                self._descend(0, (phi @ self.first.W.T - psi).square().sum())
+            else:
+                self._descend(0, (ones(self.phi(z)) @ self.first.W.T - psi).square().sum())
+                with torch.no_grad():
+                    self.first.solve(ones(self.phi(z)), psi)
+
+    def inner(self, phi1: Tensor, psi1: Tensor) -> Tensor:
+        """`W*(theta_X)`: the stage-one layer solved with the rule `inner`, differentiable in psi1."""
+        layer = self.first
+        rule = self.rules.inner
+        memory = layer.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[1], self.widths[0])
+        return rule.update(layer.W, Batch(phi1, psi1, bias=False), memory, layer.step).W
+
+    def _stage_two(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
+        """Lines 11 to 15: theta_X by a gradient step through `W*(theta_X)`, then w."""
+        _, y, o = second
+        y = y.double()
+
+        def features() -> Tensor:
+            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
+            return products(psi_hat, None if self.xi is None else self._xi(o))
+
+        if self.order == "solve":
+            F = features()
+            self.second.solve(F.detach(), y)
+            self._descend(1, (F @ self.second.W.T - y).square().sum())
+        else:
+            self._descend(1, (features() @ self.second.W.T - y).square().sum())
+            with torch.no_grad():
+                self.second.solve(features(), y)
+
+    def _xi(self, o: Tensor | None) -> Tensor:
+        assert self.xi is not None
+        if o is None:
+            raise ValueError("the batch has no covariates, and the model has a network xi of them")
+        if self.covariate_steps:
+            with torch.no_grad():
+                return self.xi(o)
+        return self.xi(o)
+
+    def _covariates(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
+        _, y, o = second
+        assert self.xi is not None
+        assert o is not None
+        y = y.double()
+        with torch.no_grad():
+            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
+        for _ in range(self.covariate_steps):
+            F = products(psi_hat, self.xi(o))
+            self.second.solve(F.detach(), y)
+            self._descend(2, (F @ self.second.W.T - y).square().sum())
+
+    def _descend(self, which: int, loss: Tensor) -> None:
+        optimizer = self.optimizers[which]
+        if optimizer is None:
+            return
+        if not bool(torch.isfinite(loss)):
+            self.skipped += 1  # a solve that failed inside stage two must not reach the weights
+            return
+        parameters = optimizer.param_groups[0]["params"]
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.grad = gradient
+        optimizer.step()
+
+    # ---- What it knows -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def features(self, x: Tensor, o: Tensor | None = None) -> Tensor:
+        """Stage-two features at a treatment."""
+        return products(self.psi(x), None if self.xi is None or o is None else self.xi(o))
+
+    def predict(self, x: Tensor, o: Tensor | None = None) -> Tensor:
+        """The structural function by the layer as it is: the paper's *online* evaluation."""
+        return self.features(x, o) @ self.second.W.T
+
+    def modules(self) -> Iterable[nn.Module]:
+        return (net for net in (self.psi, self.phi, self.xi) if net is not None)
+
+    def set_lr(self, lr: float) -> None:
+        for optimizer in self._trained():
+            optimizer.param_groups[0]["lr"] = lr
+
+    def _trained(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for optimizer in self.optimizers if optimizer is not None]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as nested dicts of tensors and numbers."""
+        return {
+            "networks": [net.state_dict() for net in self.modules()],
+            "layers": [layer.state() for layer in (self.first, self.second)],
+            "optimizers": [optimizer.state_dict() for optimizer in self._trained()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for net, saved in zip(self.modules(), state["networks"]):
+            net.load_state_dict(saved)
+        for layer, saved in zip((self.first, self.second), state["layers"]):
+            layer.restore(saved)
+        for optimizer, saved in zip(self._trained(), state["optimizers"]):
+            optimizer.load_state_dict(saved)
+
+
+def _adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+    """None for a network without weights, such as `nn.Identity`."""
+    if not parameters:
+        return None
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)

@@ -1,0 +1,208 @@
+"""Two-stage least squares, and what says how strong the instruments are.
+
+    y = X b + W c + e,    first stage  X = Z p + W g + u
+
+`Z` are the excluded instruments, `W` the controls (instruments for themselves) with a column of ones. Standard errors are
+those that hold under heteroskedasticity (HC0), or the classical ones.
+
+>>> rng = np.random.default_rng(0)
+>>> z, u = rng.standard_normal((2, 5000)); x = z + u; y = 2 * x + 3 * u
+>>> fit = two_stage(x[:, None], y, z[:, None])
+>>> round(float(fit.coef[0]), 1), round(float(fit.first_stage.F), -3) > 1000
+(2.0, True)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+RANK = 1e-10  # a singular value below this share of the largest counts as zero
+WEAK = 10.0  # the usual threshold of the first-stage F
+
+
+@dataclass(frozen=True)
+class FirstStage:
+    """How much the excluded instruments move the treatments, beyond the controls."""
+
+    F: float  # joint F of the excluded instruments; the least over the treatments
+    partial_r2: np.ndarray  # of every treatment
+    degrees: tuple[int, int]
+    p: float  # of the F under normal errors, an upper bound by the largest over the treatments
+
+
+@dataclass(frozen=True)
+class AndersonRubin:
+    """The test of `b = b0` that holds however weak the instruments are."""
+
+    F: float
+    degrees: tuple[int, int]
+    p: float
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    coef: np.ndarray  # of X
+    controls: np.ndarray  # of W, without the intercept
+    intercept: float
+    covariance: np.ndarray  # of coef, controls and intercept, in this order
+    ordinary: np.ndarray  # what ordinary least squares gives for X
+    first_stage: FirstStage
+
+    @property
+    def std_error(self) -> np.ndarray:
+        """Of `coef`."""
+        return np.sqrt(np.diag(self.covariance)[: len(self.coef)])
+
+
+def _ones(W: np.ndarray | None, n: int) -> np.ndarray:
+    return np.ones((n, 1)) if W is None else np.column_stack([W, np.ones(n)])
+
+
+def _least_squares(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """Coefficients of smallest norm, columns in units of their own size."""
+    size = np.sqrt(np.square(A).mean(0))
+    size = np.where(size > 0, size, 1.0)
+    found = np.linalg.lstsq(A / size, B, rcond=RANK)[0]
+    return found / (size if found.ndim == 1 else size[:, None])
+
+
+def rank(A: np.ndarray) -> int:
+    """The number of linearly independent columns, each in units of its own size."""
+    size = np.sqrt(np.square(A).mean(0))
+    values = np.linalg.svd(A / np.where(size > 0, size, 1.0), compute_uv=False)
+    return int((values > RANK * max(values[0], 1e-300)).sum()) if len(values) else 0
+
+
+def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None:
+    """Raise a ValueError unless the excluded instruments identify the coefficients of X."""
+    controls = _ones(W, len(X))
+    base = rank(controls)
+    excluded = rank(np.column_stack([controls, Z])) - base
+    own = rank(np.column_stack([controls, X])) - base
+    if own < X.shape[1]:
+        raise ValueError(
+            f"X has {X.shape[1]} treatments of which {own} vary independently of the controls: expected each to vary by "
+            "itself"
+        )
+    if excluded < X.shape[1]:
+        raise ValueError(
+            f"Z has {excluded} instruments that are independent of each other and of the controls, and X has {X.shape[1]} "
+            "treatments: a linear model needs at least as many instruments as treatments"
+        )
+    projected = rank(np.column_stack([controls, _project(np.column_stack([Z, controls]), X)])) - base
+    if projected < X.shape[1]:
+        raise ValueError(
+            f"the instruments move only {projected} of the {X.shape[1]} treatments independently (rank condition): the "
+            "linear model is not identified"
+        )
+
+
+def _project(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return A @ _least_squares(A, B)
+
+
+def two_stage(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None, *, robust: bool = True
+) -> TwoStage:
+    """Two-stage least squares of `y (n,)` on treatments `X (n, p)` with instruments `Z (n, m)` and controls `W (n, q)`."""
+    check_identified(X, Z, W)
+    n, p = X.shape
+    controls = _ones(W, n)
+    A = np.column_stack([X, controls])
+    A_hat = _project(np.column_stack([Z, controls]), A)
+    coefficients = _least_squares(A_hat, y)
+    residual = y - A @ coefficients
+    inverse = _inverse(A_hat)
+    if robust:
+        middle = A_hat.T @ (np.square(residual)[:, None] * A_hat)
+        covariance = inverse @ middle @ inverse
+    else:
+        covariance = inverse * float(residual @ residual) / n
+    ordinary = _least_squares(A, y)[:p]
+    return TwoStage(
+        coefficients[:p],
+        coefficients[p:-1],
+        float(coefficients[-1]),
+        covariance,
+        ordinary,
+        first_stage(X, Z, W),
+    )
+
+
+def _inverse(A: np.ndarray) -> np.ndarray:
+    """`(A^T A)^-1` through the singular values of A in units of its columns."""
+    size = np.sqrt(np.square(A).mean(0))
+    size = np.where(size > 0, size, 1.0)
+    _, S, Vh = np.linalg.svd(A / size, full_matrices=False)
+    keep = S > RANK * S[0]
+    V = Vh[keep].T / S[keep]
+    return (V @ V.T) / size[:, None] / size
+
+
+def first_stage(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None) -> FirstStage:
+    """Partial R^2 of every treatment and the joint F of the excluded instruments, under equal variances."""
+    n = len(X)
+    controls = _ones(W, n)
+    full = np.column_stack([Z, controls])
+    restricted = np.square(X - _project(controls, X)).sum(0)
+    unrestricted = np.square(X - _project(full, X)).sum(0)
+    q, rest = rank(full) - rank(controls), n - rank(full)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        partial = np.where(restricted > 0, 1 - unrestricted / restricted, 0.0)
+        F = (restricted - unrestricted) / max(q, 1) / (unrestricted / max(rest, 1))
+    least = float(np.nan_to_num(F, nan=0.0, posinf=math.inf).min())
+    return FirstStage(least, partial, (q, rest), f_tail(least, q, rest))
+
+
+def anderson_rubin(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None, b0: np.ndarray | float = 0.0
+) -> AndersonRubin:
+    """Whether the instruments explain `y - X b0` beyond the controls: they must not if `b = b0`."""
+    n = len(X)
+    controls = _ones(W, n)
+    full = np.column_stack([Z, controls])
+    target = y - X @ np.broadcast_to(b0, (X.shape[1],))
+    restricted = float(np.square(target - _project(controls, target)).sum())
+    unrestricted = float(np.square(target - _project(full, target)).sum())
+    q, rest = rank(full) - rank(controls), n - rank(full)
+    F = (restricted - unrestricted) / q / (unrestricted / rest) if unrestricted > 0 else math.inf
+    return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
+
+
+def f_tail(F: float, a: int, b: int) -> float:
+    """`P(F_{a,b} > F)` by the continued fraction of the incomplete beta function.
+
+    >>> round(f_tail(4.0, 1, 100), 4), f_tail(0.0, 3, 50)
+    (0.0482, 1.0)
+    """
+    if a < 1 or b < 1 or math.isnan(F):
+        return float("nan")
+    if F <= 0:
+        return 1.0
+    if math.isinf(F):
+        return 0.0
+    return _beta_tail(b / 2, a / 2, b / (b + a * F))
+
+
+def _beta_tail(p: float, q: float, x: float) -> float:
+    """The regularised incomplete beta function `I_x(p, q)` (Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (p + 1) / (p + q + 2):
+        return 1 - _beta_tail(q, p, 1 - x)
+    front = math.exp(math.lgamma(p + q) - math.lgamma(p) - math.lgamma(q) + p * math.log(x) + q * math.log1p(-x)) / p
+    c, d = 1.0, 1 / (1 - (p + q) * x / (p + 1))
+    total = d
+    for m in range(1, 10_000):
+        for term in (
+            m * (q - m) * x / ((p + 2 * m - 1) * (p + 2 * m)),
+            -(p + m) * (p + q + m) * x / ((p + 2 * m) * (p + 2 * m + 1)),
+        ):
+            d, c = 1 / (1 + term * d), 1 + term / c
+            total *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return front * total

@@ -1,0 +1,130 @@
+"""The rows of an instrumental-variable problem, their two disjoint halves, and the iterations over batches of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .algorithm import DFIV
+
+
+@dataclass(frozen=True)
+class Data:
+    """Treatments `X (n, p)`, instruments `Z (n, m)`, outcomes `y (n, o)` and covariates `O (n, q)` or None, as the networks
+    take them. Where covariates are instruments for themselves, Z holds them too."""
+
+    X: Tensor
+    Z: Tensor
+    y: Tensor
+    O: Tensor | None = None  # noqa: E741
+
+    def __post_init__(self) -> None:
+        counts = {name: len(value) for name, value in vars(self).items() if value is not None}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"every part needs the same number of rows, got {counts}")
+        if self.y.ndim != 2:
+            raise ValueError(f"y must be (n, outputs), got shape {tuple(self.y.shape)}")
+
+    def rows(self, index: Tensor) -> Data:
+        """Some of the rows."""
+        return Data(self.X[index], self.Z[index], self.y[index], None if self.O is None else self.O[index])
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of stage one and of stage two. They must not overlap: a stage-one layer that has seen a row's treatment predicts
+    its confounded part too, and stage two becomes ordinary least squares."""
+
+    first: Tensor
+    second: Tensor
+
+    def __post_init__(self) -> None:
+        if not len(self.first) or not len(self.second):
+            raise ValueError(f"both stages need rows, got {len(self.first)} and {len(self.second)}")
+        shared = set(self.first.tolist()) & set(self.second.tolist())
+        if shared:
+            raise ValueError(
+                f"stage one and stage two share {len(shared)} rows (such as row {min(shared)}); expected disjoint rows, "
+                "since with shared ones the estimate turns into ordinary least squares"
+            )
+
+    @staticmethod
+    def halves(n: int, seed: int = 0, fraction: float = 0.5) -> Split:
+        """A random split with `fraction` of the rows in stage one."""
+        count = round(n * fraction)
+        if not 0 < count < n:
+            raise ValueError(f"{n} rows cannot be split with the fraction {fraction}")
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        return Split(order[:count], order[count:])
+
+
+def batches(rows: Tensor, size: int, seed: int) -> Iterator[Tensor]:
+    """Batches of the rows without end, every row once an epoch; each order is a function of the seed and the epoch."""
+    size = min(size, len(rows))
+    count = len(rows) // size
+    epoch = 0
+    while True:
+        if count == 1 and size == len(rows):
+            yield rows
+            continue
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        for k in range(count):
+            yield order[k * size : (k + 1) * size]
+        epoch += 1
+
+
+def cosine(t: int, total: int) -> float:
+    """From 1 to almost 0 along half a cosine.
+
+    >>> cosine(0, 10), round(cosine(5, 10), 3)
+    (1.0, 0.5)
+    """
+    return 0.5 * (1 + math.cos(math.pi * t / total))
+
+
+def train(
+    model: DFIV,
+    data: Data,
+    split: Split,
+    *,
+    iterations: int,
+    batch_size: int,
+    lr: float,
+    second_batch: int | None = None,
+    fresh: bool = True,
+    decay: bool = True,
+    seed: int = 0,
+    start: int = 0,
+    after: Callable[[int], object] | None = None,
+) -> DFIV:
+    """Iterations `start` to `iterations` of Algorithm 3. Returns the model.
+
+    batch_size: of stage one, and of stage two where `second_batch` is not given.
+    fresh: whether each of the T1 inner steps has a stage-one batch of its own; the paper draws one for all.
+    decay: whether the learning rate falls along half a cosine.
+    start: with a model restored from the state after so many iterations, the rest is as if it had not been stopped.
+    after: called with the number of iterations taken.
+    """
+    if iterations < 1 or batch_size < 1:
+        raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
+    first = batches(split.first, batch_size, 2 * seed)
+    second = batches(split.second, second_batch or batch_size, 2 * seed + 1)
+    whole = batch_size >= len(split.first)
+    X1, Z1 = (data.X[split.first], data.Z[split.first]) if whole else (data.X, data.Z)  # not copied at every step
+    draws = model.T1 if fresh and not whole else 1
+    for t in range(iterations):
+        parts = [next(first) for _ in range(draws)]
+        rows = next(second)
+        if t < start:
+            continue
+        model.set_lr(lr * (cosine(t, iterations) if decay else 1.0))
+        one = [(X1, Z1)] if whole else [(X1[part], Z1[part]) for part in parts]
+        model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
+        if after is not None:
+            after(t + 1)
+    return model
