@@ -240,7 +240,7 @@ def test_the_table_and_the_report(folder):
     spec = json.loads((folder / "experiment.json").read_text())
     assert spec["lower"] is False
     page = report.write(folder, None, cifar100_report.sections(folder)).read_text()
-    assert "<td>the paper: proximal</td><td>0.63</td><td>–</td>" in page
+    assert "<td>the paper: proximal</td><td>0.63</td><td>\N{EN DASH}</td>" in page
     for title in ("Learning curves", "How much lambda matters", "Learning rates, sgd", "With and without a bias"):
         assert title in page
     assert not list((folder / "parts").glob("*.checkpoint"))
