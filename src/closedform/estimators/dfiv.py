@@ -123,7 +123,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         """Fit treatments `X (n, p)`, outcomes `y (n,)`, instruments `Z (n, m)` and controls `W (n, q)` or None. Controls are
         instruments for themselves, whether or not Z repeats them."""
         self._check_parameters()
-        made = dfiv_fit.attributes(self, *checked(X, y, Z, W), names=names(X), columns={"X": columns(X), "Z": columns(Z), "W": columns(W)})
+        made = dfiv_fit.attributes(
+            self, *checked(X, y, Z, W), names=names(X), columns={"X": columns(X), "Z": columns(Z), "W": columns(W)}
+        )
         parameters = self.get_params(deep=False)  # all else is of an earlier fit, perhaps of another kind
         for name in set(vars(self)) - set(parameters):  # at the end, so that an error leaves the estimator as it was
             delattr(self, name)
@@ -291,7 +293,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         """Refit to rows drawn with replacement, for `interval` and `effect(level=)`; see `dfiv_bootstrap`."""
         check_is_fitted(self, "summary_")
         self._inputs(X, W)
-        self._check_instruments(Z) if Z is not None else None
+        if Z is not None:
+            self._check_instruments(Z)
         self.replicates_ = bootstrap(self, checked(X, y, Z, W), replicates, folder, n_jobs)
         return self
 

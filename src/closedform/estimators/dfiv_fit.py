@@ -51,10 +51,13 @@ def attributes(
         shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
         shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance}
         return shape | {"summary_": linear_part(X, y, own, W, names)}
-    groups = np.arange(len(X)) if groups is None else groups
+    given, groups = groups, np.arange(len(X)) if groups is None else groups
     count = len(np.unique(groups))
-    if count < ROWS:
-        raise ValueError(f"a deep fit needs at least {ROWS} different rows, got {count}; features='linear' needs fewer")
+    needed = ROWS if given is None else ROWS // 2  # a draw with replacement has fewer different rows
+    if count < needed:
+        raise ValueError(
+            f"a deep fit needs at least {needed} different rows, got {count}; features='linear' needs fewer"
+        )
     instruments = own if W is None else np.column_stack([own, W])
     parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
     scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}

@@ -130,8 +130,8 @@ def excluded(Z: np.ndarray, W: np.ndarray | None) -> np.ndarray:
 class Ticker:
     """Progress on stderr."""
 
-    def __init__(self, total: int):
-        self.total, self.done, self.start, self.told = total, 0, time.perf_counter(), 0.0
+    def __init__(self, total: int, what: str = "iteration"):
+        self.what, self.total, self.done, self.start, self.told = what, total, 0, time.perf_counter(), 0.0
 
     def __call__(self) -> None:
         self.done += 1
@@ -139,7 +139,7 @@ class Ticker:
         if now - self.told > 0.2 or self.done == self.total:
             self.told = now
             bar = "#" * (30 * self.done // self.total)
-            text = f"\riteration {self.done}/{self.total} [{bar:.<30}] {now - self.start:.1f} s "
+            text = f"\r{self.what} {self.done}/{self.total} [{bar:.<30}] {now - self.start:.1f} s "
             print(text, end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:

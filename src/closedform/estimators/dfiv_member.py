@@ -2,8 +2,8 @@
 
 Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
 the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges, the
-same for all members; the ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the
-simplest is taken: what the loss cannot see should not decide.
+same for all members; the ridge of stage one by its own loss on these rows). Of those that are as good as the best, by
+`evaluation.as_good`, the simplest is taken: what the loss cannot see should not decide.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from ..iv.evaluation import Scale
 from ..lambdas import per_sample, relative
 from ..rules import Kalman, Proximal
 
-RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # a row, from strong to weak
+FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
+# Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
+RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 FORGET = 0.99
 HOLD_OUT = 0.15
+DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,15 @@ def fitted(
     for net in model.modules():
         net.eval().requires_grad_(False)
     rows = data.rows(held)
+    if not all(bool(value.isfinite().all()) for net in model.modules() for value in net.state_dict().values()):
+        raise ValueError(DIVERGED)
+    made = [
+        evaluation.outputs(net, part)
+        for net, part in ((psi, data.X), (phi, data.Z), (xi, data.O))
+        if net and part is not None
+    ]
+    if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in made):
+        raise ValueError(DIVERGED)
     online = evaluation.online(model)
     # strong ridges leave the linear model, not zero
     free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
@@ -184,12 +196,12 @@ def fitted(
     def again(first: float, second: float) -> Layers:
         return reestimated(model, data, split, per_sample(first), per_sample(second), free, calibrated=True)
 
-    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in RIDGES])
-    first = RIDGES[good.index(True)]
+    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST])
+    first = FIRST[good.index(True)]
     found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
     losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
     if not any(bool(loss.mean() < torch.inf) for loss in losses):
-        raise ValueError("training diverged: expected finite losses; try a smaller learning_rate")
+        raise ValueError(DIVERGED)
     return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1]), found, losses)
 
 

@@ -51,6 +51,29 @@ class Summary:
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
+    def _linear_lines(self) -> list[str]:
+        lines = [
+            "Linear part (controls taken out)",
+            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g}",
+        ]
+        if len(self.treatments) > 1:
+            lines.append(f"  Cragg-Donald F of the treatments together  {self.cragg_donald:.2f}")
+        for at, name in enumerate(self.treatments):
+            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
+            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
+            if self.two_stage is not None and self.two_stage_error is not None:
+                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
+                lines.append(
+                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
+                )
+            else:
+                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
+        lines.append(
+            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
+            "(valid however weak the instruments)"
+        )
+        return lines
+
     @property
     def beyond(self) -> str:
         return ", beyond the controls" if self.controlled else ""
@@ -72,25 +95,12 @@ class Summary:
                 else f" ({first:,} in stage one, {second:,} in stage two, {held:,} held out)"
             ),
             "",
-            "Linear part (controls taken out)",
-            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g}",
+            *(
+                self._linear_lines()
+                if self.treatments
+                else ["Linear part left out: the treatment has too many columns"]
+            ),
         ]
-        if len(self.treatments) > 1:
-            lines.append(f"  Cragg-Donald F of the treatments together  {self.cragg_donald:.2f}")
-        for at, name in enumerate(self.treatments):
-            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
-            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
-            if self.two_stage is not None and self.two_stage_error is not None:
-                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
-                lines.append(
-                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
-                )
-            else:
-                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
-        lines.append(
-            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
-            "(valid however weak the instruments)"
-        )
         if self.kind == "deep":
             told = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
             lines += ["", "Learned features (held-out rows)"]
