@@ -106,9 +106,8 @@ class Summary:
             lines += ["", "Learned features (held-out rows)"]
             lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {told}")
             lines.append(f"  outcome given instruments and controls: R2 {self.outcome_r2:.3f}")
-            lines.append(
-                f"  of the estimated structural function the instruments move {self.identified:.0%} of the variance{self.beyond}"
-            )
+            moved = f"{self.identified:.0%} of the variance{self.beyond}"
+            lines.append(f"  of the estimated structural function the instruments move {moved}")
             if self.disagreement is not None:
                 lines.append(f"  members: {self.disagreement:.1%} of the predictions' variance apart")
             lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the predictions' variance apart")
@@ -135,14 +134,14 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
     )  # fmt: skip
     if X.shape[1] > 1 and first.cragg_donald < linear.WEAK <= first.F:
         made.warnings.append(
-            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each treatment "
-            "is moved well enough, but they are moved together; some combination of their effects is hardly identified."
+            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each "
+            "treatment is moved well enough, but they are moved together; some combination of their effects is hardly identified."
         )
     if first.F < linear.WEAK:
         made.warnings.append(
             f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
-            "towards ordinary least squares, a deep fit (which splits the rows) is spread widely instead, and intervals are too "
-            "short; the Anderson-Rubin test still holds."
+            "towards ordinary least squares, a deep fit (which splits the rows) is spread widely instead, and intervals "
+            "are too short; the Anderson-Rubin test still holds."
         )
     if coefficients is None:
         made.warnings.append(
