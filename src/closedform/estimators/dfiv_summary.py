@@ -135,7 +135,7 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
     if X.shape[1] > 1 and first.cragg_donald < linear.WEAK <= first.F:
         made.warnings.append(
             f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each "
-            "treatment is moved well enough, but they are moved together; some combination of their effects is hardly identified."
+            "treatment is moved well enough, but they are moved together; some combination of effects is hardly identified."
         )
     if first.F < linear.WEAK:
         made.warnings.append(

@@ -139,7 +139,7 @@ def reestimated(
 
 
 def _calibrated(W: Tensor, b: Tensor, phi: Tensor, psi: Tensor, free: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Stage one with a correction linear in its predictions and in the controls, the last `free[2]` of phi's free columns."""
+    """Stage one with a correction linear in its predictions and the controls, the last `free[2]` of phi's free columns."""
     d, own = len(W), slice(free[1] - free[2], free[1])
     found = phi @ W.T + b
     regressors = torch.cat([found, phi[:, own]], 1)
