@@ -1,4 +1,4 @@
-"""What `DFIVRegressor` says about itself, refits, many instruments, names of columns, and replicates that cannot be fitted."""
+"""What `DFIVRegressor` says about itself; refits, many instruments, names of columns, draws that cannot be fitted."""
 
 import numpy as np
 import pytest
