@@ -190,8 +190,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     def effect(self, x0: Any, x1: Any, W: Any = None, *, level: float | None = None) -> Any:
         """What moving the treatment from `x0` to `x1` does to the outcome, for every row of W (or of x0 and x1, which are
-        numbers, rows or arrays; of a single treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of an interval: from `bootstrap`, or for a
-        linear fit from its standard errors."""
+        numbers, rows or arrays; of a single treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of
+        an interval: from `bootstrap`, or for a linear fit from its standard errors."""
         check_is_fitted(self, "summary_")
         n = 1 if W is None else len(np.asarray(numpy(W)))
         p = self.n_features_in_
