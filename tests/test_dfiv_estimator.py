@@ -155,8 +155,10 @@ def test_the_bootstrap_goes_on_where_it_was(tmp_path):
     value, low, high = model.effect(0.0, 1.0, level=0.9)
     assert low < high
     assert value.shape == (1,)
-    with pytest.raises(ValueError, match="rows of the fit"):
+    with pytest.raises(ValueError, match="X has 2 treatments; the fit had 1"):
         model.bootstrap(np.column_stack([X, X]), y, Z=Z)
+    with pytest.raises(ValueError, match="Z has 2 instruments; the fit had 1"):
+        model.bootstrap(X, y, Z=np.column_stack([Z, Z**2]))
 
 
 @pytest.mark.slow
@@ -225,7 +227,9 @@ BAD = {
     "constant instrument": ({"Z": np.ones((100, 1))}, "column 0 of Z is constant"),
     "constant treatment": ({"X": np.ones((100, 1))}, "column 0 of X is constant"),
     "constant outcome": ({"y": np.ones(100)}, "y is constant"),
-    "NaN": ({"Z": NAN}, "Z contains NaN"),
+    "NaN": ({"Z": NAN}, "Z contains NaN in row 3 of column 0 .1 such values in all."),
+    "instrument from controls": ({"Z": 2 * W0[:, :1] + 1}, "Z is a linear function of W"),
+    "many instruments": ({"Z": np.random.default_rng(0).standard_normal((100, 120))}, "no more degrees of freedom"),
     "lengths": ({"Z": Z0[:90]}, "rows differ: X has 100, y has 100, Z has 90"),
     "flat": ({"X": X0[:, 0]}, "X has shape .100,.; expected .n, columns."),
     "outcomes": ({"y": np.stack([Y0, Y0], 1)}, "y has shape"),
@@ -254,6 +258,10 @@ def test_bad_input_is_told_in_a_sentence(case):
         ({"rule": "ema"}, "rule must be one of"),
         ({"members": 3}, "members must be 1 or even"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
+        ({"max_iter": True}, "max_iter must be a positive integer, got True"),
+        ({"rule": "ridge", "lam_inner": 5.0}, "has no lambda inside"),
+        ({"validation_fraction": 0.01}, "holds out 1 and leaves 99: expected at least 5"),
+        ({"learning_rate": 1e6, "max_iter": 10, "random_state": 0}, "training diverged"),
         ({"n_features": (1, 2)}, "three positive integers"),
         ({"validation_fraction": 1.0}, "validation_fraction must be between"),
         ({"weight_decay": -1.0}, "weight_decay"),

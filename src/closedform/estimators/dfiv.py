@@ -15,7 +15,7 @@ from torch import nn
 
 from . import dfiv_fit
 from .dfiv_bootstrap import bootstrap
-from .dfiv_input import checked, excluded, matrix, names, scaled
+from .dfiv_input import check_columns, checked, columns, excluded, matrix, names, outcome, scaled
 from .dfiv_member import HOLD_OUT, Member
 from .dfiv_summary import Summary
 from .prepare import numpy, one_thread
@@ -75,6 +75,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     replicates_: list[DFIVRegressor]
     _controls: int
     _names: list[str]
+    _columns: dict[str, list[str] | None]
+    _instruments: int
     _x: tuple[np.ndarray, np.ndarray]
     _z: tuple[np.ndarray, np.ndarray]
     _y: tuple[np.ndarray, np.ndarray]
@@ -121,9 +123,13 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         """Fit treatments `X (n, p)`, outcomes `y (n,)`, instruments `Z (n, m)` and controls `W (n, q)` or None. Controls are
         instruments for themselves, whether or not Z repeats them."""
         self._check_parameters()
-        made = dfiv_fit.attributes(self, *checked(X, y, Z, W), names=names(X))
-        self.__dict__.update(made)  # at the end, so that an error leaves the estimator as it was
-        self.__dict__.pop("replicates_", None)
+        made = dfiv_fit.attributes(
+            self, *checked(X, y, Z, W), names=names(X), columns={"X": columns(X), "Z": columns(Z), "W": columns(W)}
+        )
+        parameters = self.get_params(deep=False)  # all else is of an earlier fit, perhaps of another kind
+        for name in set(vars(self)) - set(parameters):  # at the end, so that an error leaves the estimator as it was
+            delattr(self, name)
+        self.__dict__.update(made)
         return self
 
     def _check_parameters(self) -> None:
@@ -138,8 +144,10 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         _check_auto("n_features", self.n_features, three, "three positive integers")
         _check_auto("lam_inner", self.lam_inner, _is_positive, "a positive number")
         _check_auto("learning_rate", self.learning_rate, _is_positive, "a positive number")
+        if self.rule == "ridge" and self.lam_inner != "auto":
+            raise ValueError(f'lam_inner is {self.lam_inner!r}, and rule="ridge" has no lambda inside: expected "auto"')
         for name in ("batch_size", "max_iter", "members"):
-            if not _is_count(getattr(self, name)):
+            if not _is_count(getattr(self, name)) or isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.members > 1 and self.members % 2:
             raise ValueError(
@@ -178,18 +186,25 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     @property
     def _linear(self) -> bool:
-        return hasattr(self, "coef_")
+        return self.summary_.kind == "linear"
 
     def effect(self, x0: Any, x1: Any, W: Any = None, *, level: float | None = None) -> Any:
         """What moving the treatment from `x0` to `x1` does to the outcome, for every row of W (or of x0 and x1, which are
-        numbers, rows or arrays). With `level`, such as 0.95, also the ends of an interval: from `bootstrap`, or for a
-        linear fit from its standard errors."""
+        numbers, rows or arrays; of a single treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of
+        an interval: from `bootstrap`, or for a linear fit from its standard errors."""
         check_is_fitted(self, "summary_")
         n = 1 if W is None else len(np.asarray(numpy(W)))
         p = self.n_features_in_
         ends = []
         for name, value in (("x0", x0), ("x1", x1)):
-            value = np.asarray(numpy(value), dtype=np.float64)
+            try:
+                value = np.asarray(numpy(value), dtype=np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} must be a number, a row or rows of treatments, got {value!r:.80}") from None
+            if not np.isfinite(value).all():
+                raise ValueError(f"{name} holds NaN or infinity; expected finite treatments")
+            if value.ndim == 1 and p == 1:
+                value = value[:, None]  # of a single treatment, a row each
             try:
                 rows = max(n, value.shape[0] if value.ndim == 2 else 1)
                 ends.append(np.broadcast_to(value, (rows, p)))
@@ -198,6 +213,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
                     f"{name} has shape {value.shape}; expected {p} treatments, for one row or {n} of them"
                 ) from None
         rows = max(len(end) for end in ends)
+        if any(len(end) not in (1, rows) for end in ends):
+            raise ValueError(f"x0 has {len(ends[0])} rows and x1 {len(ends[1])}; expected as many, or one")
         ends = [np.broadcast_to(end, (rows, p)) for end in ends]
         change = self.predict(ends[1], W) - self.predict(ends[0], W)
         if level is None:
@@ -228,12 +245,16 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         """With Z the R^2 of the outcome given the instruments, the only fit that confounded data can show; without, that of
         `predict` against y, which means something where y is not confounded (an experiment, a known function)."""
         check_is_fitted(self, "summary_")
-        y = np.asarray(numpy(y), dtype=np.float64).ravel()
+        y = outcome(y)
+        if np.ptp(y) == 0:
+            raise ValueError("y is constant: R^2 compares with the variance of the outcome, which is zero")
         if Z is None:
             found = self.predict(X, W)
         elif self._linear:
             raise ValueError("score with Z is for a deep fit; of a linear one see summary()")
         else:
+            X, W = self._inputs(X, W)
+            self._check_instruments(Z)
             X, y, Z, W = checked(X, y, Z, W, fitted=True)
             extra = excluded(Z, W)
             z = scaled(extra if W is None else np.column_stack([extra, W]), self._z)
@@ -244,6 +265,12 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         if len(found) != len(y):
             raise ValueError(f"X has {len(found)} rows and y {len(y)}; expected as many")
         return 1 - float(np.square(y - found).sum() / np.square(y - y.mean()).sum())
+
+    def _check_instruments(self, Z: Any) -> None:
+        check_columns(Z, "Z", self._columns)
+        count = matrix(Z, "Z").shape[1]
+        if count != self._instruments:
+            raise ValueError(f"Z has {count} instruments; the fit had {self._instruments}")
 
     def summary(self) -> Summary:
         """Diagnostics: strength of the instruments, what is identified, and warnings. Print it."""
@@ -265,6 +292,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     ) -> DFIVRegressor:
         """Refit to rows drawn with replacement, for `interval` and `effect(level=)`; see `dfiv_bootstrap`."""
         check_is_fitted(self, "summary_")
+        self._inputs(X, W)
+        if Z is not None:
+            self._check_instruments(Z)
         self.replicates_ = bootstrap(self, checked(X, y, Z, W), replicates, folder, n_jobs)
         return self
 
@@ -283,6 +313,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return low, high
 
     def _inputs(self, X: Any, W: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        check_columns(X, "X", self._columns)
+        check_columns(W, "W", self._columns)
         X = matrix(X, "X")
         if X.shape[1] != self.n_features_in_:
             raise ValueError(f"X has {X.shape[1]} treatments; the fit had {self.n_features_in_}")

@@ -1,8 +1,9 @@
 """Refits of a `DFIVRegressor` to rows drawn with replacement.
 
 Copies of a row stay in one stage, or the stages would share rows. A replicate takes the design that the fit has chosen, with
-other weights to start from; its ridge is chosen anew. Each is written to the folder as soon as it is done, by whichever
-process, and is found there by the next call with the same rows and settings: so the work may be stopped at any time.
+other weights to start from; its ridge is chosen anew. Draws that cannot be fitted are drawn again. Each is written to the
+folder as soon as it is done, by whichever process, and is found there by the next call with the same rows and settings: so
+the work may be stopped at any time.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from sklearn.base import clone
 
 from ..files import remove_stale
 from . import dfiv_fit
+from .dfiv_input import Ticker, checked
 from .settings import _is_count
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
+
+DRAWS = 20  # of a replicate, before it is given up
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
 
@@ -34,9 +38,6 @@ def bootstrap(
         raise ValueError(f"replicates must be a positive integer, got {replicates!r}")
     if not _is_count(n_jobs):
         raise ValueError(f"n_jobs must be a positive integer, got {n_jobs!r}")
-    controls = 0 if rows[3] is None else rows[3].shape[1]
-    if (rows[0].shape[1], controls) != (estimator.n_features_in_, estimator._controls):
-        raise ValueError("bootstrap takes the rows of the fit: the columns of X or W differ from it")
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return _run(estimator, rows, replicates, Path(temporary), n_jobs)
@@ -52,14 +53,22 @@ def _run(estimator: DFIVRegressor, rows: Rows, replicates: int, folder: Path, n_
     paths = [folder / f"{mark}-{k:04d}.safetensors" for k in range(replicates)]
     todo = [k for k, path in enumerate(paths) if _read(path, estimator) is None]
     slim = _without_replicates(estimator)
+    tick = Ticker(len(todo), "replicate") if estimator.verbose and todo else None
     if n_jobs == 1:
         for k in todo:
             replicate(slim, rows, k, paths[k])
+            if tick is not None:
+                tick()
     elif todo:
         with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
-            joblib.Parallel(n_jobs=n_jobs, batch_size=1)(  # pyright: ignore[reportArgumentType]
+            jobs = joblib.Parallel(n_jobs=n_jobs, batch_size=1, return_as="generator_unordered")(  # pyright: ignore[reportArgumentType]
                 joblib.delayed(replicate)(slim, rows, k, paths[k]) for k in todo
             )
+            for _ in jobs:  # pyright: ignore[reportGeneralTypeIssues,reportOptionalIterable]
+                if tick is not None:
+                    tick()
+    if tick is not None:
+        tick.close()
     found = [_read(path, estimator) for path in paths]
     assert all(model is not None for model in found)
     return found  # pyright: ignore[reportReturnType]
@@ -78,7 +87,7 @@ def _read(path: Path, estimator: DFIVRegressor) -> DFIVRegressor | None:
         return None
     try:
         return files.load(path, backbone=estimator.backbone)
-    except ValueError:  # damaged: made again
+    except (ValueError, RuntimeError):  # damaged, or of another backbone: made again
         return None
 
 
@@ -86,7 +95,14 @@ def digest(estimator: DFIVRegressor, rows: Rows) -> str:
     """Names the settings, the chosen design and the rows."""
     design = "" if estimator._linear else repr(estimator.members_[0].design)
     told = {k: repr(v) for k, v in estimator.get_params(deep=False).items() if k not in ("verbose", "backbone")}
-    made = hashlib.sha256(json.dumps([told, design], sort_keys=True).encode())
+    if isinstance(
+        estimator.random_state, np.random.RandomState
+    ):  # its repr is an address; the design has a seed from it
+        told["random_state"] = "generator"
+    made = hashlib.sha256(json.dumps([told, design, repr(estimator.backbone)], sort_keys=True).encode())
+    if estimator.backbone is not None:
+        for name, value in estimator.backbone.state_dict().items():
+            made.update(name.encode() + np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
     for part in rows:
         if part is not None:
             made.update(repr(part.shape).encode() + np.ascontiguousarray(part).tobytes())
@@ -94,21 +110,29 @@ def digest(estimator: DFIVRegressor, rows: Rows) -> str:
 
 
 def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
-    """Fit replicate k and write it. It depends on the fit, the rows and k alone, not on the process."""
-    X, y, Z, W = rows
+    """Fit replicate k and write it. It depends on the fit, the rows and k alone, not on the process. A draw that cannot be
+    fitted (in which an instrument does not vary, say) is drawn again; after `DRAWS` of them the last error is told."""
     rng = np.random.default_rng([int(digest(estimator, rows)[:8], 16), k])
-    drawn = rng.integers(len(X), size=len(X))
-    made: Any = clone(estimator)
-    made.set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
-    fit = dfiv_fit.attributes(
-        made,
-        X[drawn],
-        y[drawn],
-        Z[drawn],
-        None if W is None else W[drawn],
-        names=estimator._names,
-        groups=drawn,
-        designs=None if estimator._linear else [estimator.members_[0].design],
-    )
-    made.__dict__.update(fit)
-    made.save(path)
+    for attempt in range(1, DRAWS + 1):
+        drawn = rng.integers(len(rows[0]), size=len(rows[0]))
+        made: Any = clone(estimator)
+        made.set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
+        X, y, Z, W = (None if part is None else part[drawn] for part in rows)
+        try:
+            fit = dfiv_fit.attributes(
+                made,
+                *checked(X, y, Z, W),
+                names=estimator._names,
+                columns=estimator._columns,
+                groups=drawn,
+                designs=None if estimator._linear else [estimator.members_[0].design],
+            )
+        except ValueError as bad:
+            if attempt == DRAWS:
+                raise ValueError(
+                    f"replicate {k}: none of {DRAWS} draws of the rows could be fitted; the last: {bad}"
+                ) from bad
+            continue
+        made.__dict__.update(fit)
+        made.save(path)
+        return

@@ -33,6 +33,8 @@ def described(estimator: DFIVRegressor) -> tuple[dict[str, Any], dict[str, Tenso
         "n_features_in_": estimator.n_features_in_,
         "_controls": estimator._controls,
         "_names": estimator._names,
+        "_columns": estimator._columns,
+        "_instruments": estimator._instruments,
         "summary_": estimator.summary_.plain(),
     }
     if estimator._linear:
@@ -47,7 +49,7 @@ def restore(
     estimator: DFIVRegressor, body: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None
 ) -> DFIVRegressor:
     """The inverse of `described`."""
-    for name in ("n_features_in_", "_controls", "_names"):
+    for name in ("n_features_in_", "_controls", "_names", "_columns", "_instruments"):
         setattr(estimator, name, body[name])
     estimator.summary_ = Summary.of(body["summary_"])
     for name in SCALES:

@@ -11,9 +11,9 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from ..iv import Data, Split, linear
+from ..iv import Data, Split, evaluation, linear
 from . import dfiv_member as members
-from .dfiv_input import Ticker, excluded, scaled
+from .dfiv_input import Ticker, check_beyond, excluded, scaled
 from .dfiv_member import Design, Member
 from .dfiv_summary import Summary, deep_part, linear_part
 from .prepare import moments, one_thread
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
 
 ROWS = 60  # below these the halves of a deep fit are too small to mean anything
+HELD = 5  # held-out rows, below which no choice can be made; and rows of a stage
 WIDE = 50  # more treatments than these are pixels, about which a linear model has nothing to say
 
 Tried = list[tuple[Design, float]]
@@ -35,22 +36,28 @@ def attributes(
     W: np.ndarray | None,
     *,
     names: list[str],
+    columns: dict[str, list[str] | None] | None = None,
     groups: np.ndarray | None = None,
     designs: list[Design] | None = None,
 ) -> dict[str, Any]:
     """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs` are given where
     they have been chosen before."""
     own = excluded(Z, W)
+    check_beyond(own, W)
     shape = {"n_features_in_": X.shape[1], "_controls": 0 if W is None else W.shape[1], "_names": names}
+    shape |= {"_columns": columns or {}, "_instruments": Z.shape[1]}
     if settings.features == "linear":
         fit = linear.two_stage(X, y, own, W)
         shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
         shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance}
         return shape | {"summary_": linear_part(X, y, own, W, names)}
-    groups = np.arange(len(X)) if groups is None else groups
+    given, groups = groups, np.arange(len(X)) if groups is None else groups
     count = len(np.unique(groups))
-    if count < ROWS:
-        raise ValueError(f"a deep fit needs at least {ROWS} different rows, got {count}; features='linear' needs fewer")
+    needed = ROWS if given is None else ROWS // 2  # a draw with replacement has fewer different rows
+    if count < needed:
+        raise ValueError(
+            f"a deep fit needs at least {needed} different rows, got {count}; features='linear' needs fewer"
+        )
     instruments = own if W is None else np.column_stack([own, W])
     parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
     scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}
@@ -92,7 +99,12 @@ def train(
 ) -> tuple[list[Member], Tried, Split, Tensor]:
     """Members, the models compared, the first split and the rows held out."""
     order = np.random.default_rng(seed).permutation(np.unique(groups))
-    count = max(1, round(settings.validation_fraction * len(order)))
+    count = round(settings.validation_fraction * len(order))
+    if count < HELD or len(order) - count < 2 * HELD:
+        raise ValueError(
+            f"validation_fraction {settings.validation_fraction:g} of {len(order)} rows holds out {count} and leaves "
+            f"{len(order) - count}: expected at least {HELD} held out and {2 * HELD} left for the stages"
+        )
     held, rest = _rows_of(groups, order[:count]), order[count:]
 
     def split(pair: int) -> Split:
@@ -109,41 +121,58 @@ def train(
     total = settings.max_iter * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
     best, tried = members.chosen(designs, data, first, held, settings.backbone, tick)
-    trained = [best]
+    trials = [best]
     for k in range(1, settings.members):
         part = split(k // 2)
         part = Split(part.second, part.first) if k % 2 else part
-        design = replace(best.design, seed=(seed + 1000 * k) % 2**31)
-        trained.append(members.fitted(design, data, part, held, settings.backbone, tick))
+        design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
+        trials.append(members.fitted(design, data, part, held, settings.backbone, tick))
     if tick is not None:
         tick.close()
-    return trained, tried, first, held
+    return members.pooled(trials), tried, first, held
 
 
 @torch.no_grad()
 def diagnosed(
     made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
 ) -> Summary:
-    """The summary with what the first member says on held-out rows; `values` is the number of different instruments."""
-    rows, member = data.rows(held), trained[0]
-    layers = member.layers
-    target, found = layers.psi(member.psi(rows.X).double()), layers.phi(member.phi(rows.Z).double()) @ layers.W.T
-    spread = (target - target.mean(0)).square().mean(0)
-    R2 = 1 - (target - found - layers.b).square().mean(0) / spread.clamp(min=1e-30)
-    kept = member.structural(rows.X, rows.O)
-    told = {0.0: "layers of training"}.get(member.ridge, f"re-estimated layers, ridge {member.ridge:g} a row")
+    """The summary with what the members say on held-out rows, means over them; `values` is the number of different
+    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves."""
+    rows, before = data.rows(held), data.rows(split.first)
+    R2, shares, gaps = [], [], []
+    for member in trained:
+        layers = member.layers
+        target, found = layers.psi(member.psi(rows.X).double()), layers.phi(member.phi(rows.Z).double()) @ layers.W.T
+        f, online = member.structural(rows.X, rows.O), member.structural(rows.X, rows.O, member.online)
+        by_controls = torch.cat([target, f[:, None]], 1).mean(0)
+        if member.xi is not None and rows.O is not None and before.O is not None:
+            known = torch.cat(
+                [layers.psi(member.psi(before.X).double()), member.structural(before.X, before.O)[:, None]], 1
+            )
+            xi = evaluation.scale_of(member.xi(before.O).double())
+            C, c = evaluation.fit(xi(member.xi(before.O).double()), known, evaluation.BETA_1)
+            by_controls = xi(member.xi(rows.O).double()) @ C.T + c
+        left = (torch.cat([target, f[:, None]], 1) - by_controls).square().mean(0).clamp(min=1e-30)
+        R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-1])
+        R2[-1][left[:-1] <= 1e-12] = 0.0
+        shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
+        other = f if member.again is None else member.structural(rows.X, rows.O, member.again)
+        gaps.append(float((online - other).square().mean() / other.var(unbiased=False).clamp(min=1e-30)))
+    first = trained[0]
+    told = {0.0: "layers of training"}.get(first.ridge, f"re-estimated layers, ridge {first.ridge:g} a row")
     return deep_part(
         made,
         stages=(len(split.first), len(split.second), len(held)),
-        feature_r2=R2[spread > 1e-12].numpy(),
-        structural=kept.numpy(),
-        expected=member.expected(rows.Z, rows.O).numpy(),
-        online=member.structural(rows.X, rows.O, member.online).numpy(),
+        feature_r2=torch.stack(R2).mean(0).numpy(),
+        identified=float(np.mean(shares)),
+        gap=float(np.mean(gaps)),
+        structural=[member.structural(rows.X, rows.O).numpy() for member in trained],
         outcome=rows.y[:, 0].numpy(),
         outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
+        controlled=rows.O is not None,
         values=values,
         tried=[(_told(design), loss) for design, loss in tried],
-        used=f"{_told(member.design)}, {told}; {len(trained)} members",
+        used=f"{_told(first.design)}, {told}; {len(trained)} members",
     )
 
 

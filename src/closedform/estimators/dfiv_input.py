@@ -11,6 +11,7 @@ import torch
 from sklearn.utils import check_array
 from torch import Tensor
 
+from ..iv import linear
 from .prepare import numpy
 
 
@@ -20,6 +21,19 @@ def names(X: Any) -> list[str]:
         return [str(name) for name in columns]
     shape = np.shape(numpy(X))
     return [f"x{k}" for k in range(shape[1] if len(shape) == 2 else 1)]
+
+
+def columns(values: Any) -> list[str] | None:
+    """The names of a table's columns, None for an array."""
+    found = getattr(values, "columns", None)
+    return None if found is None else [str(name) for name in found]
+
+
+def check_columns(values: Any, name: str, fitted: dict[str, list[str] | None]) -> None:
+    """Columns by name must be those of the fit, in its order: arrays are taken by position."""
+    given, known = columns(values), fitted.get(name)
+    if given is not None and known is not None and given != known:
+        raise ValueError(f"the columns of {name} are {', '.join(given)}; expected those of the fit, {', '.join(known)}")
 
 
 def scaled(values: np.ndarray, by: tuple[np.ndarray, np.ndarray]) -> Tensor:
@@ -32,7 +46,50 @@ def matrix(values: Any, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} has shape {np.shape(values)}; expected (n, columns), so {name}.reshape(-1, 1) or a column"
         )
+    _check_finite(values, name)
     return check_array(values, dtype="float64", input_name=name, estimator="DFIVRegressor")
+
+
+def _check_finite(values: Any, name: str) -> None:
+    """Say where NaN or infinity is; what is not a table of numbers is left to `check_array`."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return
+    bad = np.argwhere(~np.isfinite(array))
+    if not len(bad):
+        return
+    what = "NaN" if np.isnan(array[tuple(bad[0])]) else "infinity"
+    told = "" if array.ndim < 2 else f" of column {(columns(values) or range(array.shape[1]))[bad[0][1]]}"
+    raise ValueError(
+        f"{name} contains {what} in row {bad[0][0]}{told} ({len(bad)} such values in all): expected finite numbers"
+    )
+
+
+def outcome(y: Any) -> np.ndarray:
+    """Outcomes `(n,)`."""
+    y = np.asarray(numpy(y))
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise ValueError(f"y has shape {y.shape}; expected one outcome, (n,)")
+    _check_finite(y, "y")
+    return check_array(y, dtype="float64", ensure_2d=False, input_name="y", estimator="DFIVRegressor")
+
+
+def check_beyond(own: np.ndarray, W: np.ndarray | None) -> None:
+    """The excluded instruments must vary beyond the controls, and leave degrees of freedom."""
+    n, controls = len(own), linear.with_ones(W, len(own))
+    base, full = linear.rank(controls), linear.rank(np.column_stack([own, controls]))
+    if full == base:
+        raise ValueError(
+            "Z is a linear function of W (and a constant): expected an instrument that varies beyond the controls"
+        )
+    if full >= n:
+        raise ValueError(
+            f"{n} rows have no more degrees of freedom than the {full} instruments, controls and intercept: expected more "
+            "rows or fewer instruments"
+        )
 
 
 def checked(
@@ -45,12 +102,7 @@ def checked(
         )
     X, Z = matrix(X, "X"), matrix(Z, "Z")
     W = None if W is None else matrix(W, "W")
-    y = np.asarray(numpy(y))
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1:
-        raise ValueError(f"y has shape {y.shape}; expected one outcome, (n,)")
-    y = check_array(y, dtype="float64", ensure_2d=False, input_name="y", estimator="DFIVRegressor")
+    y = outcome(y)
     lengths = {"X": len(X), "y": len(y), "Z": len(Z)} | ({} if W is None else {"W": len(W)})
     if len(set(lengths.values())) > 1:
         raise ValueError("rows differ: " + ", ".join(f"{name} has {n}" for name, n in lengths.items()))
@@ -78,8 +130,8 @@ def excluded(Z: np.ndarray, W: np.ndarray | None) -> np.ndarray:
 class Ticker:
     """Progress on stderr."""
 
-    def __init__(self, total: int):
-        self.total, self.done, self.start, self.told = total, 0, time.perf_counter(), 0.0
+    def __init__(self, total: int, what: str = "iteration"):
+        self.what, self.total, self.done, self.start, self.told = what, total, 0, time.perf_counter(), 0.0
 
     def __call__(self) -> None:
         self.done += 1
@@ -87,7 +139,7 @@ class Ticker:
         if now - self.told > 0.2 or self.done == self.total:
             self.told = now
             bar = "#" * (30 * self.done // self.total)
-            text = f"\riteration {self.done}/{self.total} [{bar:.<30}] {now - self.start:.1f} s "
+            text = f"\r{self.what} {self.done}/{self.total} [{bar:.<30}] {now - self.start:.1f} s "
             print(text, end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """One pair of networks and layers of `DFIVRegressor`: how it is built, trained and chosen.
 
 Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
-the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges; the
-ridge of stage one by its own loss on these rows). Of those that are as good as the best, by `evaluation.as_good`, the
-simplest is taken: what the loss cannot see should not decide.
+the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges, the
+same for all members; the ridge of stage one by its own loss on these rows). Of those that are as good as the best, by
+`evaluation.as_good`, the simplest is taken: what the loss cannot see should not decide.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from ..iv.evaluation import Scale
 from ..lambdas import per_sample, relative
 from ..rules import Kalman, Proximal
 
-RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # a row, from strong to weak
+FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
+# Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
+RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 FORGET = 0.99
 HOLD_OUT = 0.15
+DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Member:
     online: Layers
     ridge: float  # a row; 0 for the layers of training
     losses: Tensor  # of the outcome given instruments, on held-out rows
+    again: Layers | None = None  # the best re-estimated layers, also where those of training predict; not saved
 
     def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
         """The structural function, differentiable in x."""
@@ -147,8 +151,8 @@ def fitted(
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
-) -> Member:
-    """Train a member and choose its layers."""
+) -> Trial:
+    """Train a member, and solve for the layers that may be taken."""
     psi, phi, xi, widths = build(design, backbone)
     model = DFIV(
         psi,
@@ -176,21 +180,50 @@ def fitted(
     for net in model.modules():
         net.eval().requires_grad_(False)
     rows = data.rows(held)
+    if not all(bool(value.isfinite().all()) for net in model.modules() for value in net.state_dict().values()):
+        raise ValueError(DIVERGED)
+    made = [
+        evaluation.outputs(net, part)
+        for net, part in ((psi, data.X), (phi, data.Z), (xi, data.O))
+        if net and part is not None
+    ]
+    if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in made):
+        raise ValueError(DIVERGED)
     online = evaluation.online(model)
     # strong ridges leave the linear model, not zero
     free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
 
     def again(first: float, second: float) -> Layers:
-        return reestimated(model, data, split, per_sample(first), per_sample(second), free)
+        return reestimated(model, data, split, per_sample(first), per_sample(second), free, calibrated=True)
 
-    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in RIDGES])
-    first = RIDGES[good.index(True)]
+    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST])
+    first = FIRST[good.index(True)]
     found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
     losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
     if not any(bool(loss.mean() < torch.inf) for loss in losses):
-        raise ValueError("training diverged: expected finite losses; try a smaller learning_rate")
-    taken = evaluation.as_good(losses).index(True)
-    return Member(design, psi, phi, xi, found[taken][1], online, found[taken][0], losses[taken])
+        raise ValueError(DIVERGED)
+    return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1]), found, losses)
+
+
+@dataclass
+class Trial:
+    """Trained networks with every pair of layers that may be taken, and the losses of each on the held-out rows."""
+
+    member: Member
+    found: list[tuple[float, Layers]]
+    losses: list[Tensor]
+
+    def taking(self, at: int) -> Member:
+        """The member that predicts with the layers `at`."""
+        told = evaluation.as_good(self.losses[:-1]).index(True)  # of those that are re-estimated
+        ridge, layers = self.found[at]
+        return replace(self.member, layers=layers, ridge=ridge, losses=self.losses[at], again=self.found[told][1])
+
+
+def pooled(trials: list[Trial]) -> list[Member]:
+    """One choice of layers for all: by the mean of their losses, row by row. Each by itself would follow its own noise."""
+    at = evaluation.as_good([torch.stack(losses).mean(0) for losses in zip(*(t.losses for t in trials))]).index(True)
+    return [trial.taking(at) for trial in trials]
 
 
 def chosen(
@@ -200,11 +233,12 @@ def chosen(
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
-) -> tuple[Member, list[tuple[Design, float]]]:
+) -> tuple[Trial, list[tuple[Design, float]]]:
     """The best of several designs, given from simple to complex, and the losses of all."""
-    members = [fitted(design, data, split, held, backbone, tick) for design in designs]
-    best = members[evaluation.as_good([member.losses for member in members]).index(True)]
-    return best, [(member.design, float(member.losses.mean())) for member in members]
+    trials = [fitted(design, data, split, held, backbone, tick) for design in designs]
+    losses = [pooled([trial])[0].losses for trial in trials]
+    best = trials[evaluation.as_good(losses).index(True)]
+    return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
 
 
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:

@@ -11,6 +11,7 @@ import numpy as np
 from ..iv import linear
 
 GAP = 0.1  # of the variance of the predictions
+APART = 0.1  # of the variance of the predictions
 IDENTIFIED = 0.1  # of the variance of the structural function
 
 BLIND = (
@@ -43,9 +44,39 @@ class Summary:
     tried: list[tuple[str, float]] = field(default_factory=list)  # models compared, and their losses
     used: str = ""
     warnings: list[str] = field(default_factory=list)
+    cragg_donald: float = math.nan  # F of the combination of treatments that the instruments move least
+    controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
+    disagreement: float | None = None  # variance between the members' predictions, over that of their mean
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
+
+    def _linear_lines(self) -> list[str]:
+        lines = [
+            "Linear part (controls taken out)",
+            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g}",
+        ]
+        if len(self.treatments) > 1:
+            lines.append(f"  Cragg-Donald F of the treatments together  {self.cragg_donald:.2f}")
+        for at, name in enumerate(self.treatments):
+            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
+            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
+            if self.two_stage is not None and self.two_stage_error is not None:
+                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
+                lines.append(
+                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
+                )
+            else:
+                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
+        lines.append(
+            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
+            "(valid however weak the instruments)"
+        )
+        return lines
+
+    @property
+    def beyond(self) -> str:
+        return ", beyond the controls" if self.controlled else ""
 
     @staticmethod
     def of(plain: dict[str, Any]) -> Summary:
@@ -64,31 +95,21 @@ class Summary:
                 else f" ({first:,} in stage one, {second:,} in stage two, {held:,} held out)"
             ),
             "",
-            "Linear part (controls taken out)",
-            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g}",
+            *(
+                self._linear_lines()
+                if self.treatments
+                else ["Linear part left out: the treatment has too many columns"]
+            ),
         ]
-        for at, name in enumerate(self.treatments):
-            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
-            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
-            if self.two_stage is not None and self.two_stage_error is not None:
-                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
-                lines.append(
-                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
-                )
-            else:
-                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
-        lines.append(
-            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
-            "(valid however weak the instruments)"
-        )
         if self.kind == "deep":
             told = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
             lines += ["", "Learned features (held-out rows)"]
-            lines.append(f"  R2 of each feature of the treatment given the instruments: {told}")
-            lines.append(f"  outcome given the instruments: R2 {self.outcome_r2:.3f}")
-            lines.append(
-                f"  of the estimated structural function the instruments move {self.identified:.0%} of the variance"
-            )
+            lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {told}")
+            lines.append(f"  outcome given instruments and controls: R2 {self.outcome_r2:.3f}")
+            moved = f"{self.identified:.0%} of the variance{self.beyond}"
+            lines.append(f"  of the estimated structural function the instruments move {moved}")
+            if self.disagreement is not None:
+                lines.append(f"  members: {self.disagreement:.1%} of the predictions' variance apart")
             lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the predictions' variance apart")
             lines.append(f"  model: {self.used}")
             lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
@@ -101,7 +122,7 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
     """The diagnostics of the linear model, which every fit has; with warnings."""
     first = linear.first_stage(X, Z, W)
     test = linear.anderson_rubin(X, y, Z, W)
-    ordinary = _ordinary(X, y, W)
+    ordinary = linear.ordinary(X, y, W).tolist()
     try:
         fit = linear.two_stage(X, y, Z, W)
         coefficients, errors = fit.coef.tolist(), fit.std_error.tolist()
@@ -109,12 +130,18 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
         coefficients = errors = None
     made = Summary(
         "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_r2.tolist(),
-        test.F, test.p, coefficients, errors, ordinary,
+        test.F, test.p, coefficients, errors, ordinary, cragg_donald=first.cragg_donald,
     )  # fmt: skip
+    if X.shape[1] > 1 and first.cragg_donald < linear.WEAK <= first.F:
+        made.warnings.append(
+            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each "
+            "treatment is moved well enough, but they are moved together; some combination of effects is hardly identified."
+        )
     if first.F < linear.WEAK:
         made.warnings.append(
-            f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage estimates lean towards "
-            "ordinary least squares and their intervals are too short; the Anderson-Rubin test still holds."
+            f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
+            "towards ordinary least squares, a deep fit (which splits the rows) is spread widely instead, and intervals "
+            "are too short; the Anderson-Rubin test still holds."
         )
     if coefficients is None:
         made.warnings.append(
@@ -123,42 +150,43 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | Non
     return made
 
 
-def _ordinary(X: np.ndarray, y: np.ndarray, W: np.ndarray | None) -> list[float]:
-    A = np.column_stack([X, np.ones(len(X))] if W is None else [X, W, np.ones(len(X))])
-    return np.linalg.lstsq(A, y, rcond=None)[0][: X.shape[1]].tolist()
-
-
 def deep_part(
     made: Summary,
     *,
     stages: tuple[int, int, int],
     feature_r2: np.ndarray,
-    structural: np.ndarray,
-    expected: np.ndarray,
-    online: np.ndarray,
+    identified: float,
+    gap: float,
+    structural: list[np.ndarray],
     outcome: np.ndarray,
     outcome_expected: np.ndarray,
+    controlled: bool,
     values: int,
     tried: list[tuple[str, float]],
     used: str,
 ) -> Summary:
-    """Adds what the learned features say, and its warnings. `structural`, `expected` and `online` are predictions on
-    held-out rows; `values` is the number of distinct instruments."""
-    made.kind, made.stages, made.tried, made.used = "deep", stages, tried, used
-    made.feature_r2 = feature_r2.tolist()
-    spread = float(structural.var())
-    made.identified = max(0.0, 1 - float(np.square(structural - expected).mean()) / spread) if spread > 0 else 0.0
-    made.gap = float(np.square(online - structural).mean()) / max(spread, 1e-300)
+    """Adds what the learned features say, and its warnings. `structural` are the members' predictions on held-out rows,
+    `identified` and `gap` means over the members; `values` is the number of distinct instruments."""
+    made.kind, made.stages, made.tried, made.used, made.controlled = "deep", stages, tried, used, controlled
+    made.feature_r2, made.identified, made.gap = feature_r2.tolist(), identified, gap
     made.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
-    if made.gap > GAP:
+    if len(structural) > 1:
+        together = np.stack(structural)
+        made.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), 1e-300)
+        if not made.disagreement <= APART:
+            made.warnings.append(
+                f"the members, fitted to exchanged halves, differ by {made.disagreement:.0%} of the predictions' variance: "
+                "the estimate depends on the split of the rows; do not trust its shape."
+            )
+    if not made.gap <= GAP:
         made.warnings.append(
             f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the predictions' variance: the "
             "layers are badly determined; more rows, fewer features or a larger ridge may help."
         )
-    if made.identified < IDENTIFIED or not math.isfinite(made.identified):
+    if not made.identified >= IDENTIFIED:
         made.warnings.append(
             f"ill-posed: the instruments move only {made.identified:.0%} of the variance of the estimated structural "
-            "function. The rest of its shape rests on smoothness (the ridge), not on data."
+            f"function{made.beyond}. The rest of its shape rests on smoothness (the ridge), not on data."
         )
     if values <= 10:
         made.warnings.append(

@@ -17,6 +17,7 @@ from .loop import Data, Split
 # Of standardised features and outcomes. Stage two wants more than the paper's 0.01: what of psi the instruments hardly move
 # is divided by almost nothing (on sprites the error fell from 700 to 3).
 BETA_1, BETA_2 = per_sample(1e-4), per_sample(0.1)
+CALIBRATION = per_sample(1e-4)
 Beta = Union[float, per_sample]
 CHUNK = 4096  # rows whose features are made at a time
 
@@ -111,15 +112,22 @@ def reestimated(
     beta_1: Beta = BETA_1,
     beta_2: Beta = BETA_2,
     free: tuple[int, int, int] = (0, 0, 0),
+    calibrated: bool = False,
 ) -> Layers:
     """Stage one on all its rows, then stage two on all of its own, by ridge on standardised features: so the betas mean the
     same whatever the scale of the features is. The first `free` features of psi, phi and xi are not penalised; where these
-    are treatments, instruments and controls themselves, strong ridges leave a linear model and not zero."""
+    are treatments, instruments and controls themselves, strong ridges leave a linear model and not zero.
+
+    Stage one errs, and errors of a regressor draw stage two towards zero (split-sample instrumental variables). Where
+    `calibrated`, what stage one predicts is regressed on, over the rows of stage two, which have treatments as well: so each
+    feature has its own prediction for an instrument (Angrist and Krueger's unbiased split-sample estimator)."""
     x1, z1, z2 = data.X[split.first], data.Z[split.first], data.Z[split.second]
     o2 = None if data.O is None else data.O[split.second]
     psi, phi, phi2, xi = outputs(model.psi, x1), outputs(model.phi, z1), outputs(model.phi, z2), _xi(model, o2)
     scales = scale_of(psi), scale_of(phi), None if xi is None else scale_of(xi)
     W, b = fit(scales[1](phi), scales[0](psi), beta_1, torch.arange(phi.shape[1]) < free[1])
+    if calibrated:
+        W, b = _calibrated(W, b, scales[1](phi2), scales[0](outputs(model.psi, data.X[split.second])), free)
     empty = torch.zeros(0, dtype=torch.float64)
     layers = Layers(*scales, W, b, empty, empty)
     F = layers._second(scales[1](phi2) @ W.T + b, xi)
@@ -128,6 +136,17 @@ def reestimated(
     marked = (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
     layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, marked)
     return layers
+
+
+def _calibrated(W: Tensor, b: Tensor, phi: Tensor, psi: Tensor, free: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Stage one with a correction linear in its predictions and the controls, the last `free[2]` of phi's free columns."""
+    d, own = len(W), slice(free[1] - free[2], free[1])
+    found = phi @ W.T + b
+    regressors = torch.cat([found, phi[:, own]], 1)
+    G, c = fit(regressors, psi - found, CALIBRATION, torch.arange(regressors.shape[1]) >= d)
+    made = W + G[:, :d] @ W
+    made[:, own] += G[:, d:]
+    return made, b + G[:, :d] @ b + c
 
 
 def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> Tensor:

@@ -31,6 +31,7 @@ class FirstStage:
     partial_r2: np.ndarray  # of every treatment
     degrees: tuple[int, int]
     p: float  # of the F under normal errors, an upper bound by the largest over the treatments
+    cragg_donald: float  # the F of the combination of treatments that the instruments move least; `F` for one treatment
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class TwoStage:
     controls: np.ndarray  # of W, without the intercept
     intercept: float
     covariance: np.ndarray  # of coef, controls and intercept, in this order
-    ordinary: np.ndarray  # what ordinary least squares gives for X
     first_stage: FirstStage
 
     @property
@@ -57,7 +57,8 @@ class TwoStage:
         return np.sqrt(np.diag(self.covariance)[: len(self.coef)])
 
 
-def _ones(W: np.ndarray | None, n: int) -> np.ndarray:
+def with_ones(W: np.ndarray | None, n: int) -> np.ndarray:
+    """The controls and a column of ones."""
     return np.ones((n, 1)) if W is None else np.column_stack([W, np.ones(n)])
 
 
@@ -78,7 +79,7 @@ def rank(A: np.ndarray) -> int:
 
 def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None:
     """Raise a ValueError unless the excluded instruments identify the coefficients of X."""
-    controls = _ones(W, len(X))
+    controls = with_ones(W, len(X))
     base = rank(controls)
     excluded = rank(np.column_stack([controls, Z])) - base
     own = rank(np.column_stack([controls, X])) - base
@@ -110,7 +111,7 @@ def two_stage(
     """Two-stage least squares of `y (n,)` on treatments `X (n, p)` with instruments `Z (n, m)` and controls `W (n, q)`."""
     check_identified(X, Z, W)
     n, p = X.shape
-    controls = _ones(W, n)
+    controls = with_ones(W, n)
     A = np.column_stack([X, controls])
     A_hat = _project(np.column_stack([Z, controls]), A)
     coefficients = _least_squares(A_hat, y)
@@ -121,13 +122,11 @@ def two_stage(
         covariance = inverse @ middle @ inverse
     else:
         covariance = inverse * float(residual @ residual) / n
-    ordinary = _least_squares(A, y)[:p]
     return TwoStage(
         coefficients[:p],
         coefficients[p:-1],
         float(coefficients[-1]),
         covariance,
-        ordinary,
         first_stage(X, Z, W),
     )
 
@@ -145,7 +144,7 @@ def _inverse(A: np.ndarray) -> np.ndarray:
 def first_stage(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None) -> FirstStage:
     """Partial R^2 of every treatment and the joint F of the excluded instruments, under equal variances."""
     n = len(X)
-    controls = _ones(W, n)
+    controls = with_ones(W, n)
     full = np.column_stack([Z, controls])
     restricted = np.square(X - _project(controls, X)).sum(0)
     unrestricted = np.square(X - _project(full, X)).sum(0)
@@ -154,7 +153,30 @@ def first_stage(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None) -> Fi
         partial = np.where(restricted > 0, 1 - unrestricted / restricted, 0.0)
         F = (restricted - unrestricted) / max(q, 1) / (unrestricted / max(rest, 1))
     least = float(np.nan_to_num(F, nan=0.0, posinf=math.inf).min())
-    return FirstStage(least, partial, (q, rest), f_tail(least, q, rest))
+    return FirstStage(least, partial, (q, rest), f_tail(least, q, rest), _cragg_donald(X, controls, full, q, rest))
+
+
+def _cragg_donald(X: np.ndarray, controls: np.ndarray, full: np.ndarray, q: int, rest: int) -> float:
+    """The least eigenvalue of the matrix of F statistics: two treatments may each be moved well, and together only along
+    one line (Cragg and Donald 1993)."""
+    fitted = _project(full, X)
+    moved, noise = fitted - _project(controls, X), X - fitted
+    A, B = moved.T @ moved / max(q, 1), noise.T @ noise / max(rest, 1)
+    size = np.sqrt(np.diag(A + B))
+    if not (size > 0).all():
+        return 0.0
+    # in the units of A + B, which is well conditioned unless treatments are collinear: a / (1 - a) is increasing
+    values, vectors = np.linalg.eigh((A + B) / np.outer(size, size))
+    if values[0] <= RANK:
+        return 0.0
+    root = vectors / np.sqrt(values)
+    least = float(np.linalg.eigvalsh(root.T @ (A / np.outer(size, size)) @ root)[0])
+    return max(least, 0.0) / (1 - least) if least < 1 else math.inf
+
+
+def ordinary(X: np.ndarray, y: np.ndarray, W: np.ndarray | None = None) -> np.ndarray:
+    """What ordinary least squares gives for X."""
+    return _least_squares(np.column_stack([X, with_ones(W, len(X))]), y)[: X.shape[1]]
 
 
 def anderson_rubin(
@@ -162,7 +184,7 @@ def anderson_rubin(
 ) -> AndersonRubin:
     """Whether the instruments explain `y - X b0` beyond the controls: they must not if `b = b0`."""
     n = len(X)
-    controls = _ones(W, n)
+    controls = with_ones(W, n)
     full = np.column_stack([Z, controls])
     target = y - X @ np.broadcast_to(b0, (X.shape[1],))
     restricted = float(np.square(target - _project(controls, target)).sum())

@@ -63,7 +63,8 @@ class Split:
 
 
 def batches(rows: Tensor, size: int, seed: int) -> Iterator[Tensor]:
-    """Batches of the rows without end, every row once an epoch; each order is a function of the seed and the epoch."""
+    """Batches of the rows without end, no row twice an epoch; each order is a function of the seed and the epoch. What is
+    left over at the end of an epoch, less than a batch, sits that epoch out."""
     size = min(size, len(rows))
     count = len(rows) // size
     epoch = 0

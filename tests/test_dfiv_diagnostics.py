@@ -1,0 +1,268 @@
+"""What `DFIVRegressor` says about itself; refits, many instruments, names of columns, draws that cannot be fitted."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from closedform.data import iv
+from closedform.estimators import DFIVRegressor, dfiv_member, load
+from closedform.estimators.dfiv_bootstrap import digest
+from closedform.estimators.dfiv_summary import deep_part, linear_part
+from closedform.iv import DFIV, Data, Rules, Split, linear, reestimated
+from closedform.lambdas import relative
+
+SMALL = {"max_iter": 4, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0, "treatment": "linear"}
+
+
+def design(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    z, u, e = rng.standard_normal((3, n))
+    W = rng.standard_normal((n, 2))
+    x = z + 0.8 * u + W[:, 0]
+    return x[:, None], 2 * x + W[:, 0] + 3 * u + 0.3 * e, z[:, None], W
+
+
+@pytest.mark.parametrize("kinds", [("linear", "deep"), ("deep", "linear")])
+@pytest.mark.parametrize("controls", [(True, False), (False, True), (True, True)])
+def test_a_refit_forgets_the_fit_before(kinds, controls):
+    X, y, Z, W = design()
+    model = DFIVRegressor(**SMALL)
+    for kind, controlled in zip(kinds, controls):
+        model.set_params(features=kind).fit(X, np.sin(y), Z=Z, W=W if controlled else None)
+    fresh = DFIVRegressor(**SMALL | {"features": kinds[1]}).fit(X, np.sin(y), Z=Z, W=W if controls[1] else None)
+    at = W if controls[1] else None
+    assert np.array_equal(model.predict(X, at), fresh.predict(X, at))
+    assert np.array_equal(model.marginal_effect(X, at), fresh.marginal_effect(X, at))
+    assert vars(model).keys() == vars(fresh).keys()
+
+
+def test_calibration_is_unbiased_with_many_instruments():
+    """Plain split-sample estimates fall towards zero, least squares is at 3, and the truth is 2."""
+    plain, calibrated = [], []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        Z = rng.standard_normal((400, 80))
+        u, e = rng.standard_normal((2, 400))
+        x = Z[:, 0] + u
+        parts = (torch.from_numpy(part) for part in (x[:, None], Z, (2 * x + 2 * u + e)[:, None]))
+        data = Data(*parts)
+        model = DFIV(
+            torch.nn.Identity(), torch.nn.Identity(), widths=[1, 80],
+            rules=Rules.ridge(relative(0.1), relative(0.1)), lr=1e-3,
+        )  # fmt: skip
+        for found, kept in ((plain, False), (calibrated, True)):
+            layers = reestimated(model, data, Split.halves(400, seed), 1e-9, 1e-9, (1, 80, 0), calibrated=kept)
+            found.append(float(layers.w[0, 0] / layers.psi.scale[0]))
+    assert np.mean(plain) < 1.5
+    assert abs(np.mean(calibrated) - 2) < 0.2
+
+
+def test_calibration_keeps_the_controls_apart():
+    """With the controls' own columns in phi, a single instrument gives two-stage least squares of the rows of stage two."""
+    rng = np.random.default_rng(0)
+    W, (z, u, e) = rng.standard_normal((300, 1)), rng.standard_normal((3, 300))
+    x = 0.5 * z + 2 * W[:, 0] + u
+    y = 2 * x + W[:, 0] + 2 * u + e
+    parts = (torch.from_numpy(part) for part in (x[:, None], np.column_stack([z, W]), y[:, None], W))
+    data, split = Data(*parts), Split.halves(300, 0)
+    nets = [torch.nn.Identity() for _ in range(3)]
+    model = DFIV(*nets, widths=[1, 2, 1], rules=Rules.ridge(relative(0.1), relative(0.1)), lr=1e-3)
+    # a strong ridge would leave the products out: they are no part of the linear model
+    layers = reestimated(model, data, split, 1e-9, 1e12, (1, 2, 1), calibrated=True)
+    rows = split.second.numpy()
+    expected = linear.two_stage(x[rows, None], y[rows], z[rows, None], W[rows]).coef[0]
+    assert float(layers.w[0, 0] / layers.psi.scale[0]) == pytest.approx(expected, rel=1e-2)
+
+
+def test_members_take_the_same_ridge():
+    X, y, Z, _ = design()
+    model = DFIVRegressor(**SMALL | {"treatment": "deep", "members": 4}).fit(X, y, Z=Z)
+    assert len({member.ridge for member in model.members_}) == 1
+    predictions = np.stack([m.structural(*_scaled(model, X)).numpy() for m in model.members_])
+    assert np.allclose(predictions.mean(0) * model._y[1][0] + model._y[0][0], model.predict(X), rtol=1e-5, atol=1e-5)
+    assert model.summary().disagreement > 0
+    assert "members: " in str(model.summary())
+    assert min(dfiv_member.RIDGES) >= 1e-3
+
+
+def _scaled(model, X):
+    return torch.as_tensor((X - model._x[0]) / model._x[1], dtype=torch.float32), None
+
+
+def test_shares_are_beyond_the_controls():
+    """The controls move the treatment and the instrument does not: nothing is identified."""
+    rng = np.random.default_rng(1)
+    W, (z, u, e) = rng.standard_normal((600, 2)), rng.standard_normal((3, 600))
+    x = 2 * W[:, 0] + u
+    useless = DFIVRegressor(**SMALL).fit(x[:, None], x + 5 * W[:, 1] + 2 * u + e, Z=z[:, None], W=W).summary()
+    assert max(useless.feature_r2) < 0.1
+    assert useless.identified < 0.1
+    assert any(text.startswith("ill-posed") for text in useless.warnings)
+    assert "beyond the controls" in str(useless)
+    x = x + 2 * z
+    useful = DFIVRegressor(**SMALL).fit(x[:, None], x + 5 * W[:, 1] + 2 * u + e, Z=z[:, None], W=W).summary()
+    assert min(useful.feature_r2) > 0.5
+    assert useful.identified > 0.5
+    assert not any(text.startswith("ill-posed") for text in useful.warnings)
+
+
+def test_the_gap_is_of_re_estimated_layers_whichever_predict(monkeypatch):
+    taken = dfiv_member.Trial.taking
+    monkeypatch.setattr(dfiv_member.Trial, "taking", lambda trial, at: taken(trial, len(trial.found) - 1))
+    X, y, Z, _ = design()
+    model = DFIVRegressor(**SMALL | {"treatment": "deep"}).fit(X, y, Z=Z)
+    assert all(member.ridge == 0 for member in model.members_)  # the layers of training
+    assert model.summary().gap > 0
+
+
+def test_treatments_moved_together_are_jointly_weak():
+    rng = np.random.default_rng(1)
+    Z, U = rng.standard_normal((1000, 2)), rng.standard_normal((1000, 2))
+    X = np.column_stack([Z[:, 0] + U[:, 0], Z[:, 0] + 0.02 * Z[:, 1] + U[:, 1]])
+    y = X @ [1, -1] + U.sum(1)
+    told = DFIVRegressor(features="linear").fit(X, y, Z=Z).summary()
+    C, fitted = X - X.mean(0), Z - Z.mean(0)
+    fitted = fitted @ np.linalg.lstsq(fitted, C, rcond=None)[0]
+    noise = (C - fitted).T @ (C - fitted) / (1000 - 3)
+    slow = np.linalg.eigvals(np.linalg.solve(noise, fitted.T @ fitted / 2)).real.min()
+    assert told.cragg_donald == pytest.approx(slow, rel=1e-6)
+    assert told.first_stage_f > 100
+    assert [text for text in told.warnings if text.startswith("jointly weak")]
+    assert "Cragg-Donald" in str(told)
+    X[:, 1] += Z[:, 1]
+    strong = DFIVRegressor(features="linear").fit(X, X @ [1, -1] + U.sum(1), Z=Z).summary()
+    assert not strong.warnings
+    one = linear.first_stage(X[:, :1], Z)
+    assert one.cragg_donald == pytest.approx(one.F)
+
+
+def test_anderson_rubin_on_the_card_data():
+    try:
+        c = iv.model("card")
+    except ImportError as missing:
+        pytest.skip(str(missing))
+    told = DFIVRegressor(features="linear").fit(c.X, c.y, Z=c.Z, W=c.W).summary()
+    assert told.anderson_rubin_f == pytest.approx(5.415, abs=5e-4)
+    assert told.anderson_rubin_p == pytest.approx(0.0200, abs=5e-5)
+
+
+def test_anderson_rubin_against_dummies_of_its_formula():
+    X, y, Z, W = design(60)
+    found = linear.anderson_rubin(X, y, Z, W, 2.0)
+    target, full = y - 2 * X[:, 0], np.column_stack([Z, W, np.ones(60)])
+
+    def left(A):
+        return np.square(target - A @ np.linalg.lstsq(A, target, rcond=None)[0]).sum()
+
+    assert found.degrees == (1, 56)
+    assert found.F == pytest.approx((left(full[:, 1:]) - left(full)) / (left(full) / 56))
+
+
+def summarised(**changes):
+    X, y, Z, W = design()
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal(50)
+    told = {
+        "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "gap": 0.01, "structural": [f, f + 0.01],
+        "outcome": f, "outcome_expected": f, "controlled": True, "values": 200, "tried": [], "used": "",
+    }  # fmt: skip
+    return deep_part(linear_part(X, y, Z, W, ["x"]), **told | changes).warnings
+
+
+WARNINGS = {
+    "members": ({"structural": [np.arange(50.0), np.arange(50.0)[::-1]]}, "the members, fitted to exchanged halves"),
+    "gap": ({"gap": 0.2}, "the layers of training and re-estimated ones differ by 20%"),
+    "NaN gap": ({"gap": float("nan")}, "the layers of training and re-estimated ones"),
+    "ill-posed": ({"identified": 0.05}, "ill-posed: the instruments move only 5%"),
+    "values": ({"values": 2}, "the excluded instruments take only 2 different values"),
+}
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+def test_each_warning_comes_alone(case):
+    changes, text = WARNINGS[case]
+    assert summarised() == []
+    (only,) = summarised(**changes)
+    assert only.startswith(text)
+
+
+def test_columns_by_name(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y, Z, W = design()
+    table = pandas.DataFrame(W, columns=["age", "south"])
+    model = DFIVRegressor(features="linear").fit(pandas.DataFrame(X, columns=["educ"]), y, Z=Z, W=table)
+    with pytest.raises(ValueError, match="columns of W are south, age; expected those of the fit, age, south"):
+        model.predict(X, table[["south", "age"]])
+    with pytest.raises(ValueError, match="columns of X are wage"):
+        model.predict(pandas.DataFrame(X, columns=["wage"]), table)
+    assert np.array_equal(model.predict(X, W), model.predict(X, table))
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="columns of W are south, age"):
+        load(tmp_path / "model").predict(X, table[["south", "age"]])
+    table.loc[7, "south"] = np.nan
+    with pytest.raises(ValueError, match="W contains NaN in row 7 of column south"):
+        model.predict(X, table)
+
+
+def test_effects_and_scores_check_their_input():
+    X, y, Z, _ = design()
+    model = DFIVRegressor(**SMALL).fit(X, y, Z=Z)
+    change = model.effect(np.zeros(5), np.arange(5.0))
+    assert change.shape == (5,)
+    assert np.allclose(change, model.effect(np.zeros((5, 1)), np.arange(5.0)[:, None]))
+    for call, message in (
+        (lambda: model.effect(np.zeros(5), np.ones(4)), "x0 has 5 rows and x1 4"),
+        (lambda: model.effect("low", 1.0), "x0 must be a number"),
+        (lambda: model.effect(0.0, np.nan), "x1 holds NaN"),
+        (lambda: model.score(X, y * np.nan), "y contains NaN in row 0"),
+        (lambda: model.score(X, 0 * y), "y is constant"),
+        (lambda: model.score(X, y, Z=np.column_stack([Z, Z])), "Z has 2 instruments; the fit had 1"),
+        (lambda: model.score(np.column_stack([X, X]), y, Z=Z), "X has 2 treatments; the fit had 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_replicates_are_of_their_backbone(tmp_path):
+    X, y, Z, _ = design()
+    made = []
+    for width in (5, 6):
+        torch.manual_seed(width)
+        net = torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Tanh())
+        made.append(DFIVRegressor(**SMALL | {"max_iter": 2, "members": 1}, backbone=net).fit(X, y, Z=Z))
+    rows = (X, y, Z, None)
+    before = digest(made[0], rows)
+    assert before != digest(made[1], rows)
+    made[0].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.rename(tmp_path / f"{digest(made[1], rows)}-0000.safetensors")  # of another shape: made again
+    made[1].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
+    assert np.isfinite(made[1].replicates_[0].predict(X)).all()
+    with torch.no_grad():
+        made[0].backbone[0].weight.add_(1.0)
+    assert digest(made[0], rows) != before
+
+
+def test_draws_that_cannot_be_fitted_are_drawn_again(capsys):
+    """An instrument with two ones among a hundred zeros is constant in one draw of seven."""
+    rng = np.random.default_rng(1)
+    z, u = np.zeros(100), rng.standard_normal(100)
+    z[:2] = 1
+    x = 3 * z + u
+    model = DFIVRegressor(features="linear", verbose=True, random_state=np.random.RandomState(0))
+    model.fit(x[:, None], x + u, Z=z[:, None]).bootstrap(x[:, None], x + u, Z=z[:, None], replicates=30)
+    assert len(model.replicates_) == 30
+    assert "replicate 30/30" in capsys.readouterr().err
+    again = DFIVRegressor(features="linear", verbose=True, random_state=np.random.RandomState(0))
+    again.fit(x[:, None], x + u, Z=z[:, None])
+    rows = (x[:, None], x + u, z[:, None], None)
+    assert digest(model, rows) == digest(again, rows)
+
+
+def test_a_bootstrap_of_few_rows():
+    """Sixty rows are enough for a fit, and a draw of them has about 38 different ones."""
+    X, y, Z, _ = design(60)
+    model = DFIVRegressor(**SMALL | {"max_iter": 1, "members": 1}).fit(X, y, Z=Z)
+    assert len(model.bootstrap(X, y, Z=Z, replicates=1).replicates_) == 1
