@@ -18,6 +18,7 @@ import joblib
 import pandas as pd
 from sklearn.base import clone
 from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -90,7 +91,8 @@ def test_a_prediction_is_the_last_layer_on_the_features(outputs, rule):
     model = ClosedFormRegressor(rule=rule, **FAST).fit(X, Y)
     assert model.predict(X).shape == Y.shape
     np.testing.assert_allclose(model.features(X) @ model.coef_.T + model.intercept_, model.predict(X), rtol=1e-12)
-    assert model.coef_.shape == (model.features(X).shape[1],) if outputs == 1 else (outputs, model.coef_.shape[1])
+    features = model.features(X).shape[1]
+    assert model.coef_.shape == ((features,) if outputs == 1 else (outputs, features))
 
 
 def test_units_do_not_matter():
@@ -440,6 +442,7 @@ def test_a_rule_that_is_code_cannot_be_saved(tmp_path):
         ("max_iter", 0, "max_iter must be"),
         ("validation_fraction", 1.0, "validation_fraction must be"),
         ("n_iter_no_change", 0, "n_iter_no_change must be"),
+        ("early_stopping", "no", "early_stopping must be True or False"),
         ("backbone", "resnet", "backbone must be a torch.nn.Module"),
         ("device", "abacus", 'device must be "auto", "cpu" or, where there is such a GPU, "cuda", got .abacus'),
     ],
@@ -517,3 +520,35 @@ def test_merging_leaves_the_sums_alone():
     assert len(np.unique(np.hstack([a, b]), axis=0)) == len(a) <= 18
     np.testing.assert_allclose(w @ (a * b), weight @ (X * Y))
     assert w.sum() == weight.sum()
+
+
+def test_classes_on_discrete_columns_are_not_torn_apart():
+    """Equal inputs with both classes: a merged row that is held out as a whole leaves only the other class to learn."""
+    g = np.random.default_rng(0)
+    X = g.integers(0, 3, (2400, 3)).astype(float)
+    y = (X[:, 0] - X[:, 1] + g.logistic(size=len(X)) > 0).astype(int)
+    model = ClosedFormClassifier(random_state=0).fit(X[:1200], y[:1200])
+    assert model._rows_fitted > 1150  # decides the plan and the levels; about 54 are different
+    logistic = LogisticRegression().fit(X[:1200], y[:1200])
+    own, other = (log_loss(y[1200:], m.predict_proba(X[1200:])) for m in (model, logistic))
+    assert own < other + 0.02
+    weights = np.unique(np.c_[X[:1200], y[:1200]], axis=0, return_counts=True)
+    same = ClosedFormClassifier(random_state=0).fit(weights[0][:, :3], weights[0][:, 3], sample_weight=weights[1])
+    np.testing.assert_array_equal(same.predict_proba(X), model.predict_proba(X))  # a weight is still a repetition
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_numbers_whose_squares_leave_the_range_of_floats(size):
+    X, y = table()
+    model = ClosedFormRegressor(**FAST).fit(X * size, y * size)
+    plain = ClosedFormRegressor(**FAST).fit(X, y)
+    np.testing.assert_allclose(model.predict(X * size) / size, plain.predict(X), rtol=1e-3, atol=1e-3)
+
+
+def test_tensors_of_bfloat16():
+    X, y = table()
+    short = torch.from_numpy(X).bfloat16()
+    model = ClosedFormRegressor(**FAST).fit(short, torch.from_numpy(y))
+    np.testing.assert_array_equal(
+        model.predict(short), ClosedFormRegressor(**FAST).fit(short.float(), y).predict(short.float())
+    )
