@@ -1,5 +1,6 @@
 """The scikit-learn estimators: every check of scikit-learn's own, and what those do not look at."""
 
+import functools
 import io
 import json
 import os
@@ -16,6 +17,7 @@ pytest.importorskip("safetensors")
 
 import joblib
 import pandas as pd
+from safetensors.torch import save_file
 from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
@@ -27,6 +29,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
+from closedform.estimators.files import described
 from closedform.estimators.prepare import folds, merged, moments
 
 FAST = {"max_iter": 15, "random_state": 0}
@@ -552,3 +555,57 @@ def test_tensors_of_bfloat16():
     np.testing.assert_array_equal(
         model.predict(short), ClosedFormRegressor(**FAST).fit(short.float(), y).predict(short.float())
     )
+
+
+def _hostile(name, change):
+    return pytest.param(change, id=name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _hostile("a list", lambda h, t: []),
+        _hostile("attributes", lambda h, t: h.update(attributes=[1])),
+        _hostile("a parameter that is none", lambda h, t: h["parameters"].update(zzz=1)),
+        _hostile("a bad parameter", lambda h, t: h["parameters"].update(learning_rate="x")),
+        _hostile("members", lambda h, t: h["parameters"].update(members=3)),
+        _hostile("layers larger than memory", lambda h, t: h["parameters"].update(hidden_layer_sizes=[200_000] * 2)),
+        _hostile("rows", lambda h, t: h.update(rows=-5)),
+        _hostile("rows as text", lambda h, t: h.update(rows="x")),
+        _hostile("classes", lambda h, t: h["classes"].update(values=[True])),
+        _hostile("the type of classes", lambda h, t: h["classes"].update(dtype="zzz")),
+        _hostile("no classes", lambda h, t: h.pop("classes") and None),
+        _hostile("the temperature", lambda h, t: h["attributes"].update(temperature_="x")),
+        _hostile("the number of inputs", lambda h, t: h["attributes"].update(n_features_in_=7)),
+        _hostile("names of inputs", lambda h, t: h.update(feature_names=["a"])),
+        _hostile("another class", lambda h, t: h.update({"class": ["x"]})),
+        _hostile("a rule", lambda h, t: h["parameters"].update(rule={})),
+        _hostile("a shape", lambda h, t: t.update(input_mean_=torch.zeros(2, 2))),
+        _hostile("a scale of zero", lambda h, t: t.update(input_scale_=torch.zeros(3).double())),
+        _hostile("a scale of NaN", lambda h, t: t.update(input_scale_=torch.full((3,), float("nan")).double())),
+        _hostile("shares", lambda h, t: t.update(shares_=torch.ones(2).double())),
+        _hostile("weights of NaN", lambda h, t: t.update({"engine.flat": t["engine.flat"] * float("nan")})),
+        _hostile("weights of integers", lambda h, t: t.update({"engine.flat": t["engine.flat"].int()})),
+    ],
+)
+def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):
+    head, tensors = _small()
+    found = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
+    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(head if found is None else found)})
+    with pytest.raises(ValueError, match="x.st holds no closedform estimator"):
+        load(tmp_path / "x.st")
+
+
+def test_a_model_of_a_gpu_is_loaded_without_one(tmp_path):
+    head, tensors = _small()
+    body = json.loads(head)
+    body["parameters"]["device"] = "cuda"
+    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(body)})
+    assert load(tmp_path / "x.st").device == ("cuda" if torch.cuda.is_available() else "auto")
+
+
+@functools.cache
+def _small():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    head, tensors = described(ClosedFormClassifier(random_state=0, max_iter=1).fit(X, X[:, 0] > 0))
+    return json.dumps(head), tensors
