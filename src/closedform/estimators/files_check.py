@@ -31,7 +31,9 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
     for name, length in (shapes | {"shares_": members}).items():
         tensor = tensors[name]
         if tensor.shape != (length,) or tensor.dtype != torch.float64 or not tensor.isfinite().all():
-            raise ValueError(f"{name} must be {length} finite numbers of float64, got {tuple(tensor.shape)} {tensor.dtype}")
+            raise ValueError(
+                f"{name} must be {length} finite numbers of float64, got {tuple(tensor.shape)} {tensor.dtype}"
+            )
     if min(inputs, outputs) < 1 or min(float(tensors[name].min()) for name in ("input_scale_", "target_scale_")) <= 0:
         raise ValueError("a scale is not positive")
     if float(tensors["shares_"].min()) < 0:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 MOST = 200_000  # rows that `spread` makes
 
 

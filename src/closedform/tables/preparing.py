@@ -79,7 +79,13 @@ def find(
 def check(preparation: Preparation) -> None:
     """Raise a ValueError unless it is what `find` makes."""
     p = preparation
-    for name, kind in (("numbers", str), ("medians", (int, float)), ("gaps", bool), ("categories", str), ("values", list)):
+    for name, kind in (
+        ("numbers", str),
+        ("medians", (int, float)),
+        ("gaps", bool),
+        ("categories", str),
+        ("values", list),
+    ):
         entries = getattr(p, name)
         if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
             raise ValueError(f"{name} must be a list, got {str(entries)[:40]}")

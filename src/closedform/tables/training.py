@@ -158,7 +158,9 @@ def _target(
         if len(labels) > max(2, len(y) // 2):
             raise TableError(f"{data}: column {target!r}: {len(labels)} classes in {len(y)} rows are too many")
     if len(y) < 4:
-        raise TableError(f"{data}: {len(y)} row{'s' * (len(y) != 1)} with a target; expected at least 4 to train and test on")
+        raise TableError(
+            f"{data}: {len(y)} row{'s' * (len(y) != 1)} with a target; expected at least 4 to train and test on"
+        )
     return table, y, task, remarks
 
 
