@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,9 @@ AIMS = {"captured": 1.02, "eager": 1.05}
 def all_of_them() -> dict[str, Any]:
     return {
         "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms(), "zeros": _zeros()},
-        "fno": _experiment("fno"),
+        "fno": _experiment("fno") | {"paper": _by_the_end(), "sooner": _sooner()},
+        "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
+        "fno_peer": _peers(),
         "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
@@ -87,6 +90,65 @@ def _experiment(name: str) -> dict[str, Any]:
                     here[f"{_key(entry.method.key)}_{setting}"] = float(chosen)
         found.setdefault(facet.names[0], {})[facet.names[1].removeprefix("batch size ")] = here
     return found
+
+
+def _by_the_end() -> dict[str, float]:
+    """Ridge over proximal on Burgers' equation under SGD, chosen and measured after the last step alone."""
+    from closedform.experiments import claims_fno
+    from closedform.sweeps import results
+
+    errors = claims_fno.Errors(results.load(ROOT / "results" / "fno"), at_end=True)
+    ratios = errors.ratios("sgd", "ridge", ["proximal"], (8, 32, 128))
+    return {str(size): ratio for size, ratio in ratios.items()}
+
+
+def _sooner() -> dict[str, Any]:
+    """How many times fewer steps than l2, on Burgers' equation under SGD."""
+    from closedform.experiments import claims_fno
+    from closedform.sweeps import results
+
+    errors = claims_fno.Errors(results.load(ROOT / "results" / "fno"))
+    return {
+        method: {str(size): found.times for size, found in errors.sooner("sgd", method).items()}
+        for method in claims_fno.SOLVED
+    }
+
+
+def _seeds() -> dict[str, Any]:
+    """On the small copy of Burgers' equation: the largest error of a seed over the least at the chosen setting
+    (`spread`), and ridge over the better of l2 and proximal at batch size 2, seed by seed (`ridge`)."""
+    from closedform.experiments import fno
+    from closedform.report import panels
+    from closedform.sweeps import results
+
+    table, spec = panels.read(ROOT / "results" / "fno_small")
+    runs, by = panels.finished(table, spec), ["optimizer", "batch_size", "method"]
+    errors: dict[tuple, Any] = {}
+    for row in panels.each(results.best(runs, by, fno.SETTINGS, failed=spec.failed)):
+        own = results.rows_of(runs, row, [*by, *fno.SETTINGS])
+        errors[row["optimizer"], int(row["batch_size"]), row["method"]] = own.set_index("seed")["final"].sort_index()
+    found: dict[str, Any] = {"spread": {}, "ridge": {}}
+    for (optimizer, size, method), own in errors.items():
+        here = found["spread"].setdefault(optimizer, {}).setdefault(str(size), {})
+        here[method] = own.max() / own.min()
+    for optimizer in fno.OPTIMIZERS:
+        spreads = [s for here in found["spread"][optimizer].values() for s in here.values() if s > 1]
+        found["spread"][optimizer]["median"] = statistics.median(spreads)
+        least = errors[optimizer, 2, "l2"].combine(errors[optimizer, 2, "proximal"], min)
+        ratios = errors[optimizer, 2, "ridge"] / least
+        found["ridge"][optimizer] = {"least": ratios.min(), "most": ratios.max()}
+    return found
+
+
+def _peers() -> dict[str, Any]:
+    """Our operator beside neuraloperator's: test errors by seed, and how far features with the same weights differ."""
+    names = {"closedform": "ours", "neuraloperator": "theirs", "neuraloperator from our weights": "from_ours"}
+    rows = _rows("fno_peer-cpu")
+    (errors,) = (row for row in rows if row["what"] == "test error")
+    found: dict[str, Any] = {
+        short: {str(seed): error for seed, error in enumerate(errors[name])} for name, short in names.items()
+    }
+    return found | {"difference": max(row["difference"] for row in rows if row["what"] == "parameters")}
 
 
 def _lambda() -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from closedform import report
 from closedform.data import cifar
-from closedform.experiments import cifar100, cifar100_model, claims_cifar, timing
+from closedform.experiments import cifar100, cifar100_model, cifar100_report, claims_cifar, timing
 from closedform.experiments.classifier import Data, OutOfTime
 from closedform.sweeps import grid, results
 
@@ -239,8 +239,8 @@ def test_the_table_and_the_report(folder):
     assert set(table.loc[table["study"] == "algorithms", "algorithm"]) == {1, 2}
     spec = json.loads((folder / "experiment.json").read_text())
     assert spec["lower"] is False
-    assert "the paper: cross-entropy 0.99, proximal 0.63" in spec["text"]
-    page = report.write(folder).read_text()
+    page = report.write(folder, None, cifar100_report.sections(folder)).read_text()
+    assert "<td>the paper: proximal</td><td>0.63</td><td>\N{EN DASH}</td>" in page
     for title in ("Learning curves", "How much lambda matters", "Learning rates, sgd", "With and without a bias"):
         assert title in page
     assert not list((folder / "parts").glob("*.checkpoint"))

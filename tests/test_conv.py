@@ -65,6 +65,22 @@ def test_its_weights_load_into_a_convolution_and_back(dims, bias):
     assert torch.equal(copy.deepcopy(conv)(phi), conv(phi))
 
 
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("cast", [False, True])
+def test_its_output_lies_in_memory_as_a_convolution_s(dims, cast):
+    conv = cf.ClosedFormConv1x1(5, 2, dims=dims, init="lecun")
+    phi = fields(dims, dtype=torch.float32)[0].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        own, plain = conv(phi), conv.to_conv()(phi)
+        assert (own.stride(), own.dtype) == (plain.stride(), plain.dtype)
+        if dims == 2:
+            last = phi.detach().contiguous(memory_format=torch.channels_last)
+            assert conv(last).stride() == conv.to_conv()(last).stride()
+    conv.weight.add_(1.0)  # as a solve between forward and backward would
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        own.sum().backward()
+
+
 def test_observe_accumulate_and_refit_take_fields():
     phi, y = fields(2)
     solved, watched, gathered, fitted = (pair(2, cf.Ridge(0.1))[0] for _ in range(4))
@@ -100,6 +116,8 @@ def test_labels_of_every_point():
         (2, (3, 4, 3, 5), (3, 2, 3, 5), "5 channels in its second dimension"),
         (2, (3, 5, 4), (3, 2, 4), r"phi must be \(B, C, H, W\) for dims=2, got shape \(3, 5, 4\)"),
         (1, (3, 5, 4, 3), (3, 2, 4, 3), r"phi must be \(B, C, N\) for dims=1"),
+        (2, (5, 4, 3), (2, 4, 3), r"phi must be \(B, C, H, W\) for dims=2.*; a single field needs phi\[None\]"),
+        (2, (3, 4, 3, 5), (3, 4, 3, 2), "5 channels in its second dimension, .*; are its channels last"),
         (1, (0, 5, 4), (0, 2, 4), "no samples"),
     ],
 )
@@ -110,8 +128,12 @@ def test_bad_input_is_named_and_changes_nothing(dims, phi, y, message):
     with pytest.raises(ValueError, match=message):
         conv.solve(torch.randn(phi, dtype=torch.float64), torch.randn(y, dtype=torch.float64))
     assert all(torch.equal(value, before[key]) for key, value in conv.state_dict().items())
-    with pytest.raises(ValueError, match="dims must be 1"):
-        cf.ClosedFormConv1x1(5, 2, dims=3)
+    for bad in (3, 2.0, True):
+        with pytest.raises(ValueError, match="dims must be 1"):
+            cf.ClosedFormConv1x1(5, 2, dims=bad)
+    for call in (conv, conv.variance):
+        with pytest.raises(ValueError, match="5 channels in its second dimension"):
+            call(torch.zeros(2, 6, *[4] * dims, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"phi must be \(B, C, "):
         conv(torch.zeros(2, 5, dtype=torch.float64))
 

@@ -21,7 +21,7 @@ from .scripts import load
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-MEASURED = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("choosing", "faq", "performance"))]
+MEASURED = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("choosing", "faq", "fno", "performance"))]
 
 
 def sentences():

@@ -84,7 +84,7 @@ def test_the_pins_can_be_installed_on_every_python():
             installed = importlib.metadata.distribution(pin.name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        needs = SpecifierSet(installed.metadata["Requires-Python"] or "")
+        needs = SpecifierSet(installed.metadata.get("Requires-Python") or "")
         for version in VERSIONS:
             applies = pin.marker is None or pin.marker.evaluate({"python_version": version})
             if applies and pin.specifier.contains(installed.version.partition("+")[0], prereleases=True):

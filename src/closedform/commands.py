@@ -111,7 +111,9 @@ def fno(
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seeds: Annotated[int | None, typer.Option(min=1)] = None,
     refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
-    samples: Annotated[int | None, typer.Option(min=20, help="So many samples instead of 2,048.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=20, help="So many samples instead of 2,048 (--quick: 320).")
+    ] = None,
     tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the network's products to TF32.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
@@ -123,6 +125,8 @@ def fno(
     """
     from .experiments import fno as experiment
 
+    if quick and reduced:
+        raise ValueError("--quick and --reduced are two grids of settings: expected one of them")
     configs = experiment.jobs(
         [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
         sorted(set(batch_size or ([2, 8, 32] if quick else experiment.BATCH_SIZES))),
@@ -265,9 +269,9 @@ def report(
 
 def _sections(results: Path) -> list[str]:
     """What an experiment adds to its report."""
-    from .experiments import fno_samples
+    from .experiments import cifar100_report, fno_samples
 
-    return fno_samples.sections(results)
+    return [*cifar100_report.sections(results), *fno_samples.sections(results)]
 
 
 def thin(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .head import ClosedFormLinear
 
@@ -31,34 +32,42 @@ class ClosedFormConv1x1(ClosedFormLinear):
     """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True, *, dims: int = 2, **kwargs: Any):
-        if dims not in (1, 2):
+        if type(dims) is not int or dims not in (1, 2):
             raise ValueError(f"dims must be 1 (fields of N points) or 2 (H x W), got {dims!r}")
         super().__init__(in_channels, out_channels, bias, **kwargs)
         self.dims = dims
 
-    def _last(self, x: Tensor, what: str = "phi") -> Tensor:
-        if x.ndim != 2 + self.dims:
+    def _check_phi(self, phi: Tensor) -> None:
+        if phi.ndim != 2 + self.dims:
             shape = ("(B, C, N)", "(B, C, H, W)")[self.dims - 1]
-            raise ValueError(f"{what} must be {shape} for dims={self.dims}, got shape {tuple(x.shape)}")
-        return x.movedim(1, -1)
+            single = "; a single field needs phi[None]" if phi.ndim == 1 + self.dims else ""
+            raise ValueError(f"phi must be {shape} for dims={self.dims}, got shape {tuple(phi.shape)}{single}")
+        if phi.shape[1] != self.in_features:
+            last = "; are its channels last?" if phi.shape[-1] == self.in_features else ""
+            raise ValueError(
+                f"phi must have {self.in_features} channels in its second dimension, got {tuple(phi.shape)}{last}"
+            )
 
     def _arranged(self, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if phi.ndim == 2 + self.dims and phi.shape[1] != self.in_features:
-            raise ValueError(
-                f"phi must have {self.in_features} channels in its second dimension, got {tuple(phi.shape)}"
-            )
+        self._check_phi(phi)
         labels = y.ndim == phi.ndim - 1 and not y.is_floating_point()
         expected = (phi.shape[0], self.out_features, *phi.shape[2:])
         if not labels and tuple(y.shape) != expected:
             raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}")
-        return self._last(phi), y if labels else self._last(y, "y")
+        return phi.movedim(1, -1), y if labels else y.movedim(1, -1)
 
     def forward(self, phi: Tensor) -> Tensor:
+        self._check_phi(phi)
         self._solve_observed(phi)
-        return super().forward(self._last(phi)).movedim(-1, 1)
+        if phi.dtype == self.weight.dtype and not torch.is_autocast_enabled(phi.device.type):
+            convolve = (F.conv1d, F.conv2d)[self.dims - 1]
+            return convolve(phi, self.weight.view(*self.weight.shape, *[1] * self.dims), self.bias)
+        out = super().forward(phi.movedim(1, -1)).movedim(-1, 1)
+        return out.contiguous() if phi.is_contiguous() else out
 
     def variance(self, phi: Tensor) -> Tensor:
-        return super().variance(self._last(phi)).movedim(-1, 1)
+        self._check_phi(phi)
+        return super().variance(phi.movedim(1, -1)).movedim(-1, 1)
 
     @torch.no_grad()
     def to_conv(self) -> nn.Conv1d | nn.Conv2d:

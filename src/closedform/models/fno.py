@@ -26,14 +26,16 @@ def transforms(N: int, modes: int, device: torch.device, dtype: torch.dtype) -> 
     >>> torch.allclose(wave @ analysis @ synthesis, wave)
     True
     """
-    # k j modulo N, so that large grids lose no digits
-    angles = 2 * math.pi / N * (torch.arange(N)[:, None] * torch.arange(modes) % N).double()
-    waves = torch.stack([angles.cos(), -angles.sin()], 2)
-    # a coefficient stands for its conjugate too, except the first and, on an even grid, the last
-    weights = torch.full((modes, 1), 2.0, dtype=torch.float64)
-    weights[[0, N // 2] if N % 2 == 0 and modes > N // 2 else [0]] = 1.0
-    analysis, synthesis = (waves / N).flatten(1), (waves * weights).flatten(1).T.contiguous()
-    return analysis.to(device, dtype), synthesis.to(device, dtype)
+    # kept for all callers, so never made as inference tensors, which a later training step may not save
+    with torch.inference_mode(False):
+        # k j modulo N, so that large grids lose no digits
+        angles = 2 * math.pi / N * (torch.arange(N)[:, None] * torch.arange(modes) % N).double()
+        waves = torch.stack([angles.cos(), -angles.sin()], 2)
+        # a coefficient stands for its conjugate too, except the first and, on an even grid, the last
+        weights = torch.full((modes, 1), 2.0, dtype=torch.float64)
+        weights[[0, N // 2] if N % 2 == 0 and modes > N // 2 else [0]] = 1.0
+        analysis, synthesis = (waves / N).flatten(1), (waves * weights).flatten(1).T.contiguous()
+        return analysis.to(device, dtype), synthesis.to(device, dtype)
 
 
 class SpectralConv1d(nn.Module):
@@ -60,7 +62,7 @@ class SpectralConv1d(nn.Module):
             spectrum = torch.complex(parts[:, :, 0], parts[:, :, 1])
             weight = torch.view_as_complex(self.weight[:modes].to(h.dtype).contiguous())
             mixed = torch.einsum("bki,kio->bko", spectrum, weight)
-            mixed = torch.view_as_real(mixed).transpose(2, 3).reshape(B, 2 * modes, -1)
+            mixed = torch.view_as_real(mixed).transpose(2, 3).reshape(B, 2 * modes, width)
             return (synthesis.T @ mixed).to(x.dtype)
 
 
@@ -68,7 +70,8 @@ class FNO1d(nn.Module):
     """Features `(B, N, width)` of fields `(B, N)` or `(B, N, channels)` on any grid of the periodic domain.
 
     The field and the grid's coordinate are lifted to `width` channels; each of `blocks` blocks adds a spectral convolution
-    and a linear map of every point, followed by ReLU. A last layer is shared over the points.
+    and a linear map of every point, followed by ReLU. A last layer is shared over the points; its Gram products are added up
+    in pieces, except inside `torch.compile`, where their float64 copies grow with N.
 
     >>> FNO1d(width=8, modes=3, blocks=2)(torch.zeros(5, 32)).shape
     torch.Size([5, 32, 8])
@@ -76,8 +79,10 @@ class FNO1d(nn.Module):
 
     def __init__(self, width: int = 128, modes: int = 16, blocks: int = 4, channels: int = 1):
         super().__init__()
-        if min(width, modes, blocks, channels) < 1:
-            raise ValueError(f"expected positive sizes, got {width=}, {modes=}, {blocks=}, {channels=}")
+        sizes = {"width": width, "modes": modes, "blocks": blocks, "channels": channels}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {size!r}")
         self.channels = channels
         self.lift = nn.Linear(channels + 1, width)
         self.spectral = nn.ModuleList(SpectralConv1d(width, modes) for _ in range(blocks))
@@ -87,8 +92,16 @@ class FNO1d(nn.Module):
         if u.ndim == 2:
             u = u.unsqueeze(2)
         if u.ndim != 3 or u.shape[2] != self.channels:
-            raise ValueError(f"expected fields (B, N) or (B, N, {self.channels}), got {tuple(u.shape)}")
-        grid = torch.arange(u.shape[1], device=u.device, dtype=u.dtype) / u.shape[1]
+            short = "(B, N) or " if self.channels == 1 else ""
+            raise ValueError(f"expected fields {short}(B, N, {self.channels}), got {tuple(u.shape)}")
+        if u.shape[1] < 1:
+            raise ValueError(f"expected fields on at least one point, got {tuple(u.shape)}")
+        dtype = self.lift.weight.dtype
+        if u.dtype != dtype and not torch.is_autocast_enabled(u.device.type):
+            raise ValueError(f"the fields are {u.dtype}, but the network is {dtype}: expected fields.to({dtype})")
+        # half precision cannot count to 8,192
+        exact = torch.promote_types(u.dtype, torch.float32)
+        grid = (torch.arange(u.shape[1], device=u.device, dtype=exact) / u.shape[1]).to(u.dtype)
         h = self.lift(torch.cat([u, grid.expand(u.shape[0], -1).unsqueeze(2)], 2))
         for spectral, pointwise in zip(self.spectral, self.pointwise):
             h = F.relu(spectral(h) + pointwise(h))

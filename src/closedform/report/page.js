@@ -188,10 +188,13 @@
         const dotted = this.figure.kind === "sensitivity" || piece.length === 1;
         if (dotted) for (const at of piece) this.dot(group, line, at, 3);
       }
+      const cross = (x, y) => svg(group, "path", { class: "stop", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
+      if (this.figure.kind === "sensitivity") { // at the foot, where a value diverged
+        line.x.forEach((x, at) => line.y[at] === null && cross(this.map.x(x), HEIGHT - BOTTOM - 6));
+        return;
+      }
       const last = pieces.at(-1)?.at(-1);
-      if (!line.diverged || last === undefined) return;
-      const x = this.map.x(line.x[last]), y = this.map.y(line.y[last]);
-      svg(group, "path", { class: "stop", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
+      if (line.diverged && last !== undefined) cross(this.map.x(line.x[last]), this.map.y(line.y[last]));
     }
 
     dot(group, line, at, radius) {

@@ -159,11 +159,17 @@ def figures(table: pd.DataFrame, experiment: spec.Experiment) -> list[Figure]:
     ]
 
 
+def finished(table: pd.DataFrame, experiment: spec.Experiment) -> pd.DataFrame:
+    """The trained models, with what they are chosen by and what is shown of them (`results.finished`)."""
+    told = configuration(experiment)
+    return results.finished(table, told, select=experiment.select, metric=experiment.metric, late=experiment.late)
+
+
 def drawn(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> pd.DataFrame:
     """The models whose curves the figure shows: the best setting of each line."""
     told = configuration(experiment)
     by = _unique([figure.rows, figure.columns, figure.colour])
-    runs = results.finished(where(table, figure.where), told, select=experiment.select, metric=experiment.metric)
+    runs = finished(where(table, figure.where), experiment)
     return results.best(
         runs, by, [column for column in told if column not in by], lower=experiment.lower, failed=experiment.failed
     )
@@ -203,7 +209,7 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
     told = configuration(experiment)
     by = _unique([figure.columns, figure.colour, figure.x])
     chosen_by = [column for column in told if column not in by]
-    runs = results.finished(table, told, select=experiment.select, metric=experiment.metric)
+    runs = finished(table, experiment)
     chosen = results.best(runs, by, chosen_by, lower=experiment.lower, failed=experiment.failed)
     ticks = _log_places(sorted(set(chosen[figure.x].astype(float))))
     found: dict[tuple, list[tuple[Any, Line]]] = {}

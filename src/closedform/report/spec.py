@@ -38,7 +38,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The final `metric` against one hyperparameter `x`, at the best of the others; a panel for each of `columns`."""
+    """The `metric` at the end against one hyperparameter `x`, at the best of the others; a panel for each of `columns`."""
 
     title: str
     caption: str
@@ -64,6 +64,7 @@ class Experiment:
     where: dict[str, list] = field(default_factory=dict)  # the rows that the table of best settings is about
     lower: bool = True  # whether less of the metric is better
     failed: float | None = None  # a setting whose `select` is worse than this is chosen only where there is no other
+    late: bool = False  # whether the metric shown is its mean over the last fifth of training, not its last value
     log: bool = True  # whether the metric's axis is logarithmic at first
     environment: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of columns, where they should read otherwise

@@ -65,7 +65,7 @@ def best_settings(table: pd.DataFrame, experiment: spec.Experiment) -> list[Face
     by = [column for column in experiment.by if column != "method"]
     told = panels.configuration(experiment)
     chosen_by = [column for column in told if column not in (*by, "method")]
-    runs = results.finished(table, told, select=experiment.select, metric=experiment.metric)
+    runs = panels.finished(table, experiment)
     chosen = results.best(runs, [*by, "method"], chosen_by, lower=experiment.lower, failed=experiment.failed)
     found: dict[tuple, dict[str, Any]] = {}
     for row in panels.each(chosen):

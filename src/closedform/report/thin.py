@@ -20,7 +20,8 @@ def thin(folder: Path, out: Path) -> Path:
         if isinstance(figure, spec.Curves):
             for row in panels.each(panels.drawn(table, experiment, figure)):
                 keep[results.rows_of(table, row, told).index] = True
-    small = table.loc[keep].reset_index(drop=True)
+    # as it was read: what the report takes for infinite may be a value that is not there
+    small = results.load(folder).loc[keep].reset_index(drop=True)
     numbers = [c for c in small.columns if small[c].dtype == "float64" and c not in told]
     experiment.save(out)
     return results.save(small.astype(dict.fromkeys(numbers, "float32")), out)

@@ -46,14 +46,17 @@ def half_width(values: Sequence[float]) -> float:
     return (_T[n - 2] if n - 2 < len(_T) else 1.96) * deviation / math.sqrt(n)
 
 
-def finished(table: pd.DataFrame, configuration: Sequence[str], *, select: str, metric: str) -> pd.DataFrame:
+def finished(
+    table: pd.DataFrame, configuration: Sequence[str], *, select: str, metric: str, late: bool = False
+) -> pd.DataFrame:
     """One row a trained model: `score`, the mean of `select` over the last fifth of its training, and `final`, its last
-    `metric`. `configuration` names the columns that, with `seed`, tell models apart; a missing value is a value."""
+    `metric` or, if `late`, the mean of that over the same fifth. `configuration` names the columns that, with `seed`, tell
+    models apart; a missing value is a value."""
     keys = [*configuration, "seed"]
     ordered = table.sort_values("step", kind="stable").fillna({select: math.inf, metric: math.inf})
     last = ordered.groupby(keys, dropna=False, observed=True)["step"].transform("max")
     groups = ordered[ordered["step"] > (1 - LAST) * last].groupby(keys, dropna=False, observed=True, sort=False)
-    return groups.agg(score=(select, "mean"), final=(metric, "last")).reset_index()
+    return groups.agg(score=(select, "mean"), final=(metric, "mean" if late else "last")).reset_index()
 
 
 def by_setting(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
