@@ -323,34 +323,40 @@ def tabular_wins() -> str:
 
 
 def tabular_times() -> str:
-    """Seconds of the processor to fit, one thread, and epochs."""
-    body, sums = [], dict.fromkeys(MODELS, 0.0)
+    """Seconds of the processor to fit, one thread, and epochs; the geometric mean of closedform's time over each other's."""
+    body, sums, ratios = [], dict.fromkeys(MODELS, 0.0), {model: [] for model in MODELS}
     for name, rows in _by_set().items():
         times = {model: _mean(rows, "seconds", model) for model in MODELS}
         for key, value in times.items():
             sums[key] += value
+            ratios[key].append(times["closedform"] / value)
         epochs = "{:.0f} / {:.0f}".format(*(_mean(rows, "epochs", model) for model in ("closedform", "MLP")))
         body.append([name, *(f"{times[model]:.2f}" for model in MODELS), epochs])
     body.append(["mean", *(f"{sums[m] / len(body):.2f}" for m in MODELS), ""])
+    shares = (f"{statistics.geometric_mean(ratios[model]):.2f}" for model in MODELS)
+    body.append(["closedform / this, geometric mean", *shares, ""])
     return _markdown(["table", *MODELS, "epochs, closedform / MLP"], body)
 
 
 def tabular_epochs() -> str:
     """Seconds of the processor for 20 epochs, splits 0 to 2: all members and one, MLPRegressor as it is, and with the layers
-    and batches of closedform; and how many times faster all members are than as many of the latter."""
+    and batches of closedform; one network over one network, and how many times faster all members are than as many."""
     keys = ("closedform", "closedform, one member", "MLP", "MLP of these layers")
-    body, sums, ratios = [], dict.fromkeys(keys, 0.0), []
+    body, sums, ratios, single = [], dict.fromkeys(keys, 0.0), [], []
     for name, rows in _by_set().items():
         same = [row["same_epochs"] for row in rows if "same_epochs" in row]
         times = {key: statistics.fmean(row[key] for row in same) for key in keys}
         members = next(row["members"] for row in rows if "members" in row)
         ratios.append(members * times["MLP of these layers"] / times["closedform"])
+        single.append(times["closedform, one member"] / times["MLP of these layers"])
         for key in keys:
             sums[key] += times[key]
-        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), f"{ratios[-1]:.1f}"])
-    mean = f"{statistics.geometric_mean(ratios):.1f}"
-    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), mean])
-    return _markdown(["table", "members", *keys, "as many of the last / closedform"], body)
+        last = f"{single[-1]:.2f}", f"{ratios[-1]:.1f}"
+        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), *last])
+    last = f"{statistics.geometric_mean(single):.2f}", f"{statistics.geometric_mean(ratios):.1f}"
+    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), *last])
+    head = ["table", "members", *keys, "one member / MLP of these layers", "as many of the latter / closedform"]
+    return _markdown(head, body)
 
 
 def tabular_search() -> str:
@@ -385,6 +391,21 @@ def tabular_lambda() -> str:
             cells.append(f"{auto / means[best]:.2f} ({float(best):g})")
         body.append([name, *cells])
     return _markdown(["table", *(f"batch {batch}" for batch in batches)], body)
+
+
+def tabular_hard() -> str:
+    """Made tables where the default is weak: RMSE, for classes 1 - AUC, mean over the seeds and its standard error."""
+    found: dict[str, list[dict]] = {}
+    for row in _rows("tabular_hard-cpu"):
+        found.setdefault(row["problem"], []).append(row)
+    body = []
+    for name, rows in found.items():
+        cells = []
+        for model in rows[0]["error"]:
+            values = [row["error"][model] for row in rows]
+            cells.append(f"{statistics.fmean(values):.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}")
+        body.append([name, str(rows[0]["rows"]), *cells])
+    return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
 
 
 def dfiv() -> str:
@@ -428,6 +449,7 @@ if __name__ == "__main__":
         qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
+        tabular_hard,
         dfiv, iv_card,
     ):  # fmt: skip
         try:

@@ -1,5 +1,6 @@
 """The scikit-learn estimators: every check of scikit-learn's own, and what those do not look at."""
 
+import functools
 import io
 import json
 import os
@@ -16,8 +17,10 @@ pytest.importorskip("safetensors")
 
 import joblib
 import pandas as pd
+from safetensors.torch import save_file
 from sklearn.base import clone
 from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -26,6 +29,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
+from closedform.estimators.files import described
 from closedform.estimators.prepare import folds, merged, moments
 
 FAST = {"max_iter": 15, "random_state": 0}
@@ -90,7 +94,8 @@ def test_a_prediction_is_the_last_layer_on_the_features(outputs, rule):
     model = ClosedFormRegressor(rule=rule, **FAST).fit(X, Y)
     assert model.predict(X).shape == Y.shape
     np.testing.assert_allclose(model.features(X) @ model.coef_.T + model.intercept_, model.predict(X), rtol=1e-12)
-    assert model.coef_.shape == (model.features(X).shape[1],) if outputs == 1 else (outputs, model.coef_.shape[1])
+    features = model.features(X).shape[1]
+    assert model.coef_.shape == ((features,) if outputs == 1 else (outputs, features))
 
 
 def test_units_do_not_matter():
@@ -440,6 +445,7 @@ def test_a_rule_that_is_code_cannot_be_saved(tmp_path):
         ("max_iter", 0, "max_iter must be"),
         ("validation_fraction", 1.0, "validation_fraction must be"),
         ("n_iter_no_change", 0, "n_iter_no_change must be"),
+        ("early_stopping", "no", "early_stopping must be True or False"),
         ("backbone", "resnet", "backbone must be a torch.nn.Module"),
         ("device", "abacus", 'device must be "auto", "cpu" or, where there is such a GPU, "cuda", got .abacus'),
     ],
@@ -517,3 +523,89 @@ def test_merging_leaves_the_sums_alone():
     assert len(np.unique(np.hstack([a, b]), axis=0)) == len(a) <= 18
     np.testing.assert_allclose(w @ (a * b), weight @ (X * Y))
     assert w.sum() == weight.sum()
+
+
+def test_classes_on_discrete_columns_are_not_torn_apart():
+    """Equal inputs with both classes: a merged row that is held out as a whole leaves only the other class to learn."""
+    g = np.random.default_rng(0)
+    X = g.integers(0, 3, (1600, 3)).astype(float)
+    y = (X[:, 0] - X[:, 1] + g.logistic(size=len(X)) > 0).astype(int)
+    model = ClosedFormClassifier(**FAST).fit(X[:600], y[:600])
+    assert model._rows_fitted > 560  # decides the plan and the levels; about 54 are different
+    logistic = LogisticRegression().fit(X[:600], y[:600])
+    own, other = (log_loss(y[600:], m.predict_proba(X[600:])) for m in (model, logistic))
+    assert own < other + 0.03
+    weights = np.unique(np.c_[X[:600], y[:600]], axis=0, return_counts=True)
+    same = ClosedFormClassifier(**FAST).fit(weights[0][:, :3], weights[0][:, 3], sample_weight=weights[1])
+    np.testing.assert_array_equal(same.predict_proba(X), model.predict_proba(X))  # a weight is still a repetition
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_numbers_whose_squares_leave_the_range_of_floats(size):
+    X, y = table()
+    model = ClosedFormRegressor(**FAST).fit(X * size, y * size)
+    plain = ClosedFormRegressor(**FAST).fit(X, y)
+    np.testing.assert_allclose(model.predict(X * size) / size, plain.predict(X), rtol=1e-3, atol=1e-3)
+
+
+def test_tensors_of_bfloat16():
+    X, y = table()
+    short = torch.from_numpy(X).bfloat16()
+    model = ClosedFormRegressor(**FAST).fit(short, torch.from_numpy(y))
+    np.testing.assert_array_equal(
+        model.predict(short), ClosedFormRegressor(**FAST).fit(short.float(), y).predict(short.float())
+    )
+
+
+def _hostile(name, change):
+    return pytest.param(change, id=name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _hostile("a list", lambda h, t: []),
+        _hostile("attributes", lambda h, t: h.update(attributes=[1])),
+        _hostile("a parameter that is none", lambda h, t: h["parameters"].update(zzz=1)),
+        _hostile("a bad parameter", lambda h, t: h["parameters"].update(learning_rate="x")),
+        _hostile("members", lambda h, t: h["parameters"].update(members=3)),
+        _hostile("layers larger than memory", lambda h, t: h["parameters"].update(hidden_layer_sizes=[200_000] * 2)),
+        _hostile("rows", lambda h, t: h.update(rows=-5)),
+        _hostile("rows as text", lambda h, t: h.update(rows="x")),
+        _hostile("classes", lambda h, t: h["classes"].update(values=[True])),
+        _hostile("the type of classes", lambda h, t: h["classes"].update(dtype="zzz")),
+        _hostile("no classes", lambda h, t: h.pop("classes") and None),
+        _hostile("the temperature", lambda h, t: h["attributes"].update(temperature_="x")),
+        _hostile("the number of inputs", lambda h, t: h["attributes"].update(n_features_in_=7)),
+        _hostile("names of inputs", lambda h, t: h.update(feature_names=["a"])),
+        _hostile("another class", lambda h, t: h.update({"class": ["x"]})),
+        _hostile("a rule", lambda h, t: h["parameters"].update(rule={})),
+        _hostile("a shape", lambda h, t: t.update(input_mean_=torch.zeros(2, 2))),
+        _hostile("a scale of zero", lambda h, t: t.update(input_scale_=torch.zeros(3).double())),
+        _hostile("a scale of NaN", lambda h, t: t.update(input_scale_=torch.full((3,), float("nan")).double())),
+        _hostile("shares", lambda h, t: t.update(shares_=torch.ones(2).double())),
+        _hostile("weights of NaN", lambda h, t: t.update({"engine.flat": t["engine.flat"] * float("nan")})),
+        _hostile("weights of integers", lambda h, t: t.update({"engine.flat": t["engine.flat"].int()})),
+    ],
+)
+def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):
+    head, tensors = _small()
+    found = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
+    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(head if found is None else found)})
+    with pytest.raises(ValueError, match="x.st holds no closedform estimator"):
+        load(tmp_path / "x.st")
+
+
+def test_a_model_of_a_gpu_is_loaded_without_one(tmp_path):
+    head, tensors = _small()
+    body = json.loads(head)
+    body["parameters"]["device"] = "cuda"
+    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(body)})
+    assert load(tmp_path / "x.st").device == ("cuda" if torch.cuda.is_available() else "auto")
+
+
+@functools.cache
+def _small():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    head, tensors = described(ClosedFormClassifier(random_state=0, max_iter=1).fit(X, X[:, 0] > 0))
+    return json.dumps(head), tensors

@@ -153,12 +153,12 @@ def test_the_cuda_kernels_in_tritons_interpreter():
 def test_the_tables_of_docs_tabular_are_the_committed_results():
     page = (ROOT / "docs" / "tabular.md").read_text()
     made = tables()
-    for name in ("errors", "wins", "times", "epochs", "lambda", "search"):
+    for name in ("errors", "wins", "times", "epochs", "lambda", "search", "hard"):
         assert getattr(made, f"tabular_{name}")() in page, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tabular", "tabular_lambda", "tabular_search"])
+@pytest.mark.parametrize("name", ["tabular", "tabular_hard", "tabular_lambda", "tabular_search"])
 def test_the_benchmarks_on_tables_run(name, tmp_path):
     pytest.importorskip("lightgbm")
     from closedform.data import tabular as uci
@@ -170,3 +170,13 @@ def test_the_benchmarks_on_tables_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     subprocess.run([sys.executable, str(script), "--quick", "--out", str(tmp_path)], check=True, capture_output=True)
     assert json.loads((tmp_path / f"{name}-cpu.json").read_text())["rows"]
+
+
+def test_the_sentences_about_time_are_the_committed_results():
+    page = " ".join((ROOT / "docs" / "tabular.md").read_text().split())
+    made = tables()
+    share = made.tabular_times().splitlines()[-1].split("|")[3].strip()
+    single, many = (cell.strip() for cell in made.tabular_epochs().splitlines()[-1].split("|")[-3:-1])
+    assert f"by the geometric mean closedform is {share} times slower" in page
+    assert f"closedform takes {single} times as long as `MLPRegressor`" in page
+    assert f"take `MLPRegressor` {many} times as long" in page

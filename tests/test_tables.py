@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -53,7 +54,9 @@ def trained(tmp_path_factory):
 
 def command(*arguments):
     """Exit code, and what was said on stderr (in the process: much faster than a new one)."""
-    result = CliRunner().invoke(application(), [str(a) for a in arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = CliRunner().invoke(application(), [str(a) for a in arguments])
     if isinstance(result.exception, (ValueError, FileNotFoundError)):
         return 2, str(result.exception)  # as `closedform.cli.main` does
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -279,7 +282,15 @@ BAD = [
     bad("a column without a name", GOOD.replace("rooms", ""), "column 2 of 3 has no name"),
     bad("wrong encoding", GOOD.encode() + b"9.5,caf\xe9,3\n", "row 31", "'rooms'", "not utf-8", "0xe9"),
     bad("a header in a wrong encoding", GOOD.replace("area", "caf\xe9").encode("latin-1"), "header", "not utf-8"),
-    bad("too many cells", GOOD + "1,2,3,4\n", "Expected 3 fields in line 32, saw 4"),
+    bad("too many cells", GOOD + "1,2,3,4\n", "row 31 has 4 cells; expected 3"),
+    bad("too many cells in every row", GOOD.replace(".25\n", ".25,1\n"), "row 1 has 4 cells; expected 3"),
+    bad("too few cells", GOOD.replace("\n7.5,3,", "\n7.5,"), "row 8 has 2 cells; expected 3"),
+    bad("an open quote", GOOD + '"1,2,3\n', "not a table"),
+    bad("a large number", GOOD.replace("\n7.5,", "\n1e300,"), "row 8", "'area'", "1e300"),
+    bad("decimal commas", GOOD.replace(",", ";").replace(".", ","), "row 1", "'price'", "'0,25'", "1234.5"),
+    bad("thousands", "a,price\n" + "".join(f'"{i},500",{i}.5\n' for i in range(1, 30)), "row 1", "'a'", "'1,500'"),
+    bad("blank lines", "\n\n\n", "blank"),
+    bad("gzip", b"\x1f\x8b\x08\x00", "gzip"),
     bad("a target that does not vary", "a,price\n" + "1,5.5\n2,5.5\n" * 5, "'price'", "every row is 5.5"),
     bad("only the target", "price\n1.5\n2.5\n3.5\n", "only column"),
     bad("too few rows with a target", "a,price\n1,1.5\n2,2.5\n3,\n4,\n", "2 rows with a target"),
@@ -356,6 +367,128 @@ def test_a_folder_that_is_no_model(trained, tmp_path):
     assert code == 2
     assert "exists and holds no model" in said
     assert (tmp_path / "homes-model" / "diary.txt").read_text() == "dear"
+
+
+def test_a_folder_with_another_model_json_is_left_alone(tmp_path):
+    homes(60).to_csv(tmp_path / "homes.csv", index=False)
+    theirs = tmp_path / "homes-model"
+    theirs.mkdir()
+    (theirs / "model.json").write_text('{"layers": 3}')
+    (theirs / "weights.bin").write_text("theirs")
+    code, said = command("train", tmp_path / "homes.csv", "--target", "price")
+    assert code == 2
+    assert "not one of closedform train" in said
+    assert {p.name: p.read_text() for p in theirs.iterdir()} == {"model.json": '{"layers": 3}', "weights.bin": "theirs"}
+    assert not (tmp_path / "homes-model.partial").exists()
+
+
+def test_other_files_in_the_folder_survive_a_new_training(tmp_path):
+    homes(60).to_csv(tmp_path / "homes.csv", index=False)
+    out = tmp_path / "m"
+    training.train(tmp_path / "homes.csv", "price", out, max_iter=1)
+    before = (out / "model.safetensors").read_bytes()
+    (out / "notes").mkdir()
+    (out / "notes" / "diary.txt").write_text("dear")
+    stale = tmp_path / "m.partial" / ".model.json.1-ab.closedform-tmp"
+    stale.parent.mkdir()
+    stale.write_text("half")
+    training.train(tmp_path / "homes.csv", "price", out, max_iter=2)
+    assert (out / "model.safetensors").read_bytes() != before
+    assert (out / "notes" / "diary.txt").read_text() == "dear"
+    assert {p.name for p in out.iterdir()} == {*folder.FILES, "notes"}
+    assert {p.name for p in tmp_path.iterdir()} == {"homes.csv", "m"}
+
+
+def test_stopped_while_a_folder_is_replaced_nothing_is_lost(tmp_path):
+    out, partial = tmp_path / "m", tmp_path / "m.partial"
+    (partial / "replaced").mkdir(parents=True)
+    for name in ("model.json", "diary.txt"):
+        (partial / "replaced" / name).write_text(name)
+    folder.recover(partial, out)  # before the new one had its name
+    assert {p.name for p in out.iterdir()} == {"model.json", "diary.txt"}
+    out.rename(partial / "replaced")
+    out.mkdir()
+    folder.recover(partial, out)  # after it
+    assert {p.name for p in out.iterdir()} == {"diary.txt"}
+    assert not any(partial.iterdir())
+
+
+def test_predictions_do_not_replace_their_table(trained, tmp_path):
+    here, _ = trained
+    shutil.copy(here / "homes.csv", tmp_path)
+    for out, part in ((tmp_path / "homes.csv", "the table itself"), (tmp_path, "is a folder")):
+        code, said = command("predict", here / "model", tmp_path / "homes.csv", "--out", out)
+        assert code == 2
+        assert part in said
+    assert (tmp_path / "homes.csv").read_bytes() == (here / "homes.csv").read_bytes()
+
+
+def test_blank_lines_of_one_column_are_rows(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("a\n1\n\n2\n\n\n")
+    assert reading.whole(path)["a"].tolist() == ["1", None, "2"]
+    path.write_text("a,b\n1,2\n\n3,4\n")
+    assert reading.whole(path)["a"].tolist() == ["1", "3"]
+
+
+def test_spellings_of_missing_and_of_whole_numbers(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("a,b\nn/a,1\n#N/A,1.0\n<NA>,01\nna,1.5\n-,x\n2,-3.00\n")
+    table = reading.whole(path)
+    assert table["a"].isna().tolist() == [True] * 5 + [False]
+    assert reading.texts(table["b"]).tolist() == ["1", "1", "01", "1.5", "x", "-3"]
+
+
+def test_a_class_of_one_row_is_trained_on():
+    y = np.array(["no"] * 20 + ["yes"])
+    for seed in range(30):
+        first, second = training._split(y, seed, "classification")
+        assert 20 in first
+        assert sorted([*first, *second]) == list(range(21))
+
+
+def test_an_error_in_training_leaves_nothing(tmp_path, monkeypatch):
+    homes(60).to_csv(tmp_path / "homes.csv", index=False)
+
+    def wrong(*arguments):
+        raise ValueError("training left the range of floats")
+
+    monkeypatch.setattr(training.page, "write", wrong)
+    with pytest.raises(ValueError, match="range of floats"):
+        training.train(tmp_path / "homes.csv", "price", tmp_path / "m", max_iter=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["homes.csv"]
+
+
+def test_a_nested_column_of_a_parquet_file(tmp_path):
+    pd.DataFrame({"a": [[1, 2]] * 9, "price": range(9)}).to_parquet(tmp_path / "n.parquet")
+    code, said = command("train", tmp_path / "n.parquet", "--target", "price")
+    assert code == 2
+    assert "column 'a' holds list" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: [],
+        lambda b: b | {"task": "guessing"},
+        lambda b: b | {"target": [1]},
+        lambda b: b | {"task": "classification"},
+        lambda b: b | {"preparation": []},
+        lambda b: b | {"preparation": b["preparation"] | {"medians": ["x", 1.0]}},
+        lambda b: b | {"preparation": b["preparation"] | {"medians": [1.0]}},
+        lambda b: b | {"preparation": b["preparation"] | {"numbers": "ab"}},
+        lambda b: b | {"preparation": b["preparation"] | {"values": [[], []]}},
+        lambda b: b | {"preparation": b["preparation"] | {"values": [["a", "a"], ["b"]]}},
+    ],
+)
+def test_a_description_that_is_none_is_named(change, trained, tmp_path):
+    here, _ = trained
+    shutil.copytree(here / "model", tmp_path / "model")
+    body = json.loads((tmp_path / "model" / "model.json").read_text())
+    (tmp_path / "model" / "model.json").write_text(json.dumps(change(body)))
+    with pytest.raises(ValueError, match="model") as wrong:
+        folder.load(tmp_path / "model")
+    assert str(tmp_path / "model") in str(wrong.value)
 
 
 def test_parts_of_two_models_are_noticed(trained, tmp_path):

@@ -68,7 +68,7 @@ class Estimator(Settings):
     def _fitted(self, X: Any, y: Any, sample_weight: Any, resume: Any, on_epoch: Any) -> Any:
         again = self.warm_start and hasattr(self, "engine_")
         X, Y, weight = self._validated(X, y, sample_weight, reset=not again)
-        X, Y, weight = merged(X, Y, weight)
+        X, Y, weight = self._merged(X, Y, weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if not again:
             self._standardise(X, Y, weight)
@@ -162,6 +162,8 @@ class Estimator(Settings):
         scale = self.target_scale_
         self.coef_ = weight.cpu().numpy() * scale[:, None]
         self.intercept_ = bias.cpu().numpy() * scale + self.target_mean_
+        if not (np.isfinite(self.coef_).all() and np.isfinite(self.intercept_).all()):
+            raise ValueError("training left the range of floats: expected inputs, targets and weights of moderate size")
         self._shape_layer()
 
     def _shape_layer(self) -> None:
@@ -184,6 +186,11 @@ class Estimator(Settings):
         if not weight.any():
             raise ValueError("every sample_weight is zero: there is nothing to fit")
         return X, Y, weight
+
+    def _merged(
+        self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return merged(X, Y, weight)
 
     def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
         self._rows_fitted = len(X)  # decides what "auto" means

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .base import CHUNK, Estimator
 from .loop import Rows
+from .prepare import merged, spread
 
 
 class ClosedFormClassifier(ClassifierMixin, Estimator):
@@ -45,6 +46,11 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least two classes, got one class: {self.classes_.tolist()[0]!r}")
         return np.eye(len(self.classes_))[np.searchsorted(self.classes_, y)]
+
+    def _merged(
+        self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return spread(*merged(X, Y, weight))
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # one scale for all classes, or rare ones would count more

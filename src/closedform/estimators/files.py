@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import rules
 from ..extras import require
 from ..files import atomic
+from . import files_check
 
 FORMAT = 1
 DFIV = "DFIVRegressor"
@@ -119,8 +120,10 @@ def load(path: str | Path, *, backbone: nn.Module | None = None) -> Any:
         raise ValueError(f"{path} holds tensors, but no closedform estimator")
     try:
         return rebuilt(json.loads(text), tensors, backbone)
-    except (KeyError, TypeError, json.JSONDecodeError) as bad:
-        raise ValueError(f"{path} holds no closedform estimator that this version knows: {bad!r}") from bad
+    except ValueError as bad:
+        raise ValueError(f"{path} holds no closedform estimator that this version knows: {bad}") from bad
+    except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as bad:
+        raise ValueError(f"{path} holds no closedform estimator that this version knows: {bad!r:.200}") from bad
 
 
 def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None) -> Any:
@@ -135,6 +138,8 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
     if parameters["backbone"] is not None and backbone is None:
         raise ValueError(f"the estimator has a backbone of class {parameters['backbone']}: load(path, backbone=...)")
     parameters["backbone"] = backbone
+    if str(parameters.get("device")).startswith("cuda") and not torch.cuda.is_available():
+        parameters["device"] = "auto"  # where it was trained is not where it is used
     if isinstance(parameters["hidden_layer_sizes"], list):
         parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
     if head["class"] == DFIV:
@@ -143,6 +148,8 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
         kind = RULES[parameters["rule"]["rule"]]
         parameters["rule"] = kind(**{f.name: parameters["rule"][f.name] for f in fields(kind)})
     estimator = kinds[head["class"]](**parameters)
+    estimator._check_parameters()
+    files_check.everything(estimator, head, tensors)
     for name, value in head["attributes"].items():
         if name in NUMBERS:
             setattr(estimator, name, value)
@@ -153,9 +160,14 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
         estimator.feature_names_in_ = np.array(head["feature_names"], dtype=object)
     if "classes" in head:
         estimator.classes_ = np.array(head["classes"]["values"], dtype=np.dtype(head["classes"]["dtype"]))
-    inputs, outputs = len(estimator.input_mean_), len(estimator.target_mean_)
-    example = np.zeros((2, inputs)) + estimator.input_mean_
-    estimator.engine_ = estimator._engine(example, head["rows"], outputs, 0)
-    estimator.engine_.restore({k[len("engine.") :]: v for k, v in tensors.items() if k.startswith("engine.")})
+    example = np.zeros((2, len(estimator.input_mean_))) + estimator.input_mean_
+    state = {k[len("engine.") :]: v for k, v in tensors.items() if k.startswith("engine.")}
+    estimator.engine_ = estimator._engine(example, head["rows"], len(estimator.target_mean_), 0)
+    for name, tensor in estimator.engine_.state().items():
+        if name in state and state[name].dtype != tensor.dtype:
+            raise ValueError(f"{name} must be of {tensor.dtype}, got {state[name].dtype}")
+    estimator.engine_.restore(state)
     estimator._finish()
+    if not estimator._features(example).isfinite().all():
+        raise ValueError("its networks hold numbers that are not finite")
     return estimator

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import nn
@@ -84,6 +85,10 @@ class Settings(BaseEstimator):
         _check_auto("max_iter", self.max_iter, _is_count, "a positive integer")
         if not _is_positive(self.validation_fraction) or not self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
+        for name in ("early_stopping", "warm_start", "verbose"):
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)) and not (name == "verbose" and isinstance(value, Integral)):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         patience = self.n_iter_no_change
         if patience is not None and not _is_count(patience):
             raise ValueError(f"n_iter_no_change must be a positive integer or None, got {patience!r}")

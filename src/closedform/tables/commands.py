@@ -120,4 +120,4 @@ def predict(
     console = Console()
     with console.status("predicting") as status:
         rows = run(model, data, path, encoding=encoding, progress=lambda done: status.update(f"{done:,} rows"))
-    console.print(f"{rows:,} rows: {path}", highlight=False, soft_wrap=True)
+    console.print(f"{rows:,} row{'s' * (rows != 1)}: {path}", highlight=False, soft_wrap=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,12 +13,15 @@ import numpy as np
 
 from .. import __version__
 from ..estimators import files
-from ..files import atomic
-from . import preparing
+from ..files import CLAIM, TEMPORARY, atomic
+from . import checkpoint, preparing
 from .preparing import Preparation
 
 FORMAT = 1
-MODEL, JSON = "model.safetensors", "model.json"
+MODEL, JSON, PREDICTIONS, REPORT = "model.safetensors", "model.json", "predictions.csv", "report.html"
+FILES = (MODEL, JSON, PREDICTIONS, REPORT)
+WORKING = (checkpoint.FILE, CLAIM)
+READY, OLD = "ready", "replaced"  # folders in the one where a training works
 
 
 @dataclass
@@ -60,11 +62,20 @@ def load(folder: Path) -> Model:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != FORMAT:
-            raise ValueError(f"{path} has format {body['format']}, and this version reads {FORMAT}")
+            raise ValueError(f"format {body['format']}, and this version reads {FORMAT}")
         found = Preparation(**body["preparation"])
-        model = Model(body["task"], body["target"], found, files.load(Path(folder) / MODEL))
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as bad:
-        raise ValueError(f"{path} is not a model description that this version knows: {bad!r}") from None
+        preparing.check(found)
+        task, target = body["task"], body["target"]
+        if task not in ("regression", "classification") or not isinstance(target, str):
+            raise ValueError(f"task {task!r} and target {target!r}")
+    except (ValueError, KeyError, TypeError, RecursionError) as bad:
+        said = bad if isinstance(bad, ValueError) else repr(bad)
+        raise ValueError(f"{path} is not a model description that this version knows: {said}") from None
+    if not (Path(folder) / MODEL).is_file():
+        raise ValueError(f"{folder} holds no model: {MODEL} is not there")
+    model = Model(task, target, found, files.load(Path(folder) / MODEL))
+    if hasattr(model.estimator, "classes_") != (task == "classification"):
+        raise ValueError(f"{folder}: {JSON} tells of {task}, but {MODEL} does not: they are of different models")
     width = preparing.transformer(found).transform(_example(found)).shape[1]
     if width != model.estimator.n_features_in_:
         raise ValueError(
@@ -82,18 +93,57 @@ def _example(preparation: Preparation) -> Any:
 
 
 def check_free(out: Path) -> None:
-    """Raise unless `out` is free, or a model's folder, which may be replaced."""
-    if out.exists() and not (out / JSON).is_file():
+    """Raise unless `out` is free, or the folder of a model that `closedform train` wrote, which may be replaced."""
+    if not out.exists():
+        return
+    if not (out / JSON).is_file():
         raise ValueError(f"{out} exists and holds no model; --out names another folder")
+    try:
+        body = json.loads((out / JSON).read_text(encoding="utf-8"))
+        ours = isinstance(body, dict) and {"format", "closedform", "task", "target", "preparation"} <= set(body)
+    except (ValueError, RecursionError):
+        ours = False
+    if not ours:
+        raise ValueError(f"{out} exists, and its {JSON} is not one of closedform train; --out names another folder")
 
 
 def publish(partial: Path, out: Path) -> None:
-    """Give the finished folder its name, in place of an older model's."""
+    """Give the finished files of `partial` the folder `out`, in place of an older model's; other files in it stay."""
+    recover(partial, out)
     check_free(out)
-    old = out.with_name(f"{out.name}.old-{os.getpid()}")
+    ready, old = partial / READY, partial / OLD
+    ready.mkdir(exist_ok=True)
+    for name in FILES:
+        os.replace(partial / name, ready / name)
     if out.exists():
         os.replace(out, old)
-    os.replace(partial, out)
-    if old.exists():
+    os.replace(ready, out)
+    recover(partial, out)
+
+
+def recover(partial: Path, out: Path) -> None:
+    """What the folder that `publish` was replacing when it was stopped held besides the model goes where it belongs."""
+    old = partial / OLD
+    if not old.is_dir():
+        return
+    if not out.exists():
+        os.replace(old, out)
+        return
+    for entry in old.iterdir():
+        if entry.name in FILES:
+            entry.unlink()
+        elif not (out / entry.name).exists():
+            os.replace(entry, out / entry.name)
+    with suppress(OSError):  # not empty: nothing that is not ours is removed
+        old.rmdir()
+
+
+def clear(partial: Path) -> None:
+    """Remove the files of a training that is over, and the folder if nothing else is in it."""
+    for folder in (partial / READY, partial):
+        for name in (*FILES, *WORKING):
+            (folder / name).unlink(missing_ok=True)
+        for path in folder.glob(f".*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
         with suppress(OSError):
-            shutil.rmtree(old)
+            folder.rmdir()

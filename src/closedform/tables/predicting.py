@@ -25,6 +25,10 @@ def predict(
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Write `out` with a row of predictions for every row of `data`; returns how many. It is whole or not there."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; expected the name of a file for the predictions")
+    if out.exists() and data.exists() and out.samefile(data):
+        raise ValueError(f"{out} is the table itself, which the predictions would replace; --out names another file")
     model = folder.load(model_folder)
     pipeline = model.pipeline()
     done = 0

@@ -60,6 +60,8 @@ def find(
             found.medians.append(float(given.median()))
             found.gaps.append(bool(given.isna().any()))
             continue
+        if column not in categorical:
+            reading.check_spelling(path, column, values, hint=f"; --categorical {column} takes the column as texts")
         counts = reading.texts(values).fillna(ABSENT).iloc[rows].value_counts()
         frequent = sorted(counts[counts >= LEAST].index[:MOST].tolist())
         if len(frequent) < 2 and len(counts) > 1:
@@ -72,6 +74,31 @@ def find(
     if not found.columns:
         raise TableError(f"{path}: no column is left to predict from")
     return found, remarks
+
+
+def check(preparation: Preparation) -> None:
+    """Raise a ValueError unless it is what `find` makes."""
+    p = preparation
+    for name, kind in (
+        ("numbers", str),
+        ("medians", (int, float)),
+        ("gaps", bool),
+        ("categories", str),
+        ("values", list),
+    ):
+        entries = getattr(p, name)
+        if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+            raise ValueError(f"{name} must be a list, got {str(entries)[:40]}")
+    if not len(p.numbers) == len(p.medians) == len(p.gaps) or len(p.categories) != len(p.values):
+        raise ValueError("the lists of its columns are not of one length")
+    if not p.columns or len(set(p.columns)) < len(p.columns):
+        raise ValueError("no columns, or one of them twice")
+    if not np.isfinite(np.array(p.medians, dtype=np.float64)).all():
+        raise ValueError("a median is not finite")
+    for column, values in zip(p.categories, p.values):
+        texts = all(isinstance(value, str) for value in values)
+        if not values or not texts or values != sorted(set(values)):
+            raise ValueError(f"the values of {column!r} must be different texts in their order")
 
 
 def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataFrame:

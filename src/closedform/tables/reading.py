@@ -6,8 +6,10 @@ of it. Rows count from 1, the header not counted.
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 SEPARATORS = ",;\t|"
 PIECE, PIECE_BYTES = 20_000, 2**23  # the most rows of a piece, and about the most bytes of a CSV file
 SUFFIXES = {".parquet", ".pq"}
-MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-"}  # in any case
+LARGEST = 1e150  # of a number, so that its square is one
+WHOLE = re.compile(r"[-+]?\d+\.0*")
+OTHER_NUMBER = re.compile(
+    r"[-+]?[$€£]?\s*[-+]?(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[,'. ]\d{3})+(?:[.,]\d+)?)(?:[eE][-+]?\d+)?\s*[%$€£]?"
+)
 
 
 class TableError(ValueError):
@@ -30,8 +37,13 @@ def pieces(
     """The table in pieces of at most so many rows, at constant memory; the index counts rows from 1. Columns that are named
     must be there, and the others are then not read."""
     path = Path(path)
+    if path.is_dir():
+        raise TableError(f"{path}: a folder; expected a CSV or Parquet file")
     if not path.is_file():
         raise TableError(f"{path}: there is no such file")
+    with open(path, "rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise TableError(f"{path}: compressed with gzip; expected a CSV or Parquet file, so unpack it first")
     if path.stat().st_size == 0:
         raise TableError(f"{path}: the file is empty; expected a header and rows")
     parquet = path.suffix.lower() in SUFFIXES
@@ -64,6 +76,9 @@ def _parquet(path: Path, rows: int, columns: Collection[str] | None) -> Iterator
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         _check_names(path, names, columns)
+        for field in file.schema_arrow:
+            if pyarrow.types.is_nested(field.type) and (columns is None or field.name in columns):
+                raise TableError(f"{path}: column {field.name!r} holds {field.type}; expected one number or text a row")
         for batch in file.iter_batches(batch_size=rows, columns=[n for n in names if columns is None or n in columns]):
             yield batch.to_pandas()
     except (pyarrow.ArrowException, OSError) as bad:
@@ -72,46 +87,74 @@ def _parquet(path: Path, rows: int, columns: Collection[str] | None) -> Iterator
 
 
 def _csv(path: Path, encoding: str, rows: int, columns: Collection[str] | None) -> Iterator[pd.DataFrame]:
-    import pandas as pd
-
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise TableError(f"{path}: there is no encoding {encoding!r}") from None
+    separator = ","
+    limit = csv.field_size_limit(2**31 - 1)
     try:
         with open(path, encoding=encoding, newline="") as file:
             first = file.readline()
+            if not first.strip():
+                raise TableError(f"{path}: the first line is blank; expected a header and rows")
+            separator = max(SEPARATORS, key=first.count)
+            file.seek(0)
+            lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
+            names = [name.strip() for name in next(lines)]
+            _check_header(path, names, columns)
+            places = {n: at for at, n in enumerate(names) if columns is None or n in columns}
+            kept: list[list[str]] = []
+            most = min(rows, _rows_of(path, PIECE_BYTES))
+            for cells in _complete(path, lines, len(names)):
+                kept.append([cells[at] for at in places.values()])
+                if len(kept) == most:
+                    yield _framed(kept, list(places))
+                    kept = []
+            if kept:
+                yield _framed(kept, list(places))
     except UnicodeDecodeError:
-        raise TableError(_undecodable(path, encoding, ",")) from None
-    except LookupError:
-        raise TableError(f"{path}: there is no encoding {encoding!r}") from None
-    separator = max(SEPARATORS, key=first.count)
-    names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
+        raise TableError(_undecodable(path, encoding, separator)) from None
+    except csv.Error as bad:
+        raise TableError(f"{path}: not a table (line {lines.line_num}: {bad})") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _complete(path: Path, lines: Iterable[list[str]], width: int) -> Iterator[list[str]]:
+    """The rows, each with a cell for every column. A blank line is a missing value where there is one column, unless the
+    file ends with it; where there are more, it is passed over."""
+    row = blank = 0
+    for cells in lines:
+        if len(cells) <= 1 and not "".join(cells).strip():
+            blank += width == 1
+            continue
+        for _ in range(blank):
+            yield [""]
+        row, blank = row + blank + 1, 0
+        if len(cells) != width:
+            raise TableError(
+                f"{path}: row {row} has {len(cells)} cell{'s' * (len(cells) != 1)}; expected {width}, one for every name "
+                "in the header"
+            )
+        yield cells
+
+
+def _framed(rows: list[list[str]], names: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = {}
+    for name, cells in zip(names, zip(*rows)):
+        stripped = [cell.strip() for cell in cells]
+        columns[name] = pd.Series([None if c.lower() in MISSING else c for c in stripped], dtype=object)
+    return pd.DataFrame(columns)
+
+
+def _check_header(path: Path, names: list[str], columns: Collection[str] | None) -> None:
     _check_names(path, names, columns)
     if all(_is_number(name) for name in names):
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise TableError(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
-    try:
-        reader = pd.read_csv(
-            path,
-            sep=separator,
-            encoding=encoding,
-            dtype=str,
-            header=0,
-            names=names,
-            index_col=False,
-            na_values=MISSING,
-            keep_default_na=False,
-            skipinitialspace=True,
-            usecols=None if columns is None else [name for name in names if name in columns],
-            chunksize=min(rows, _rows_of(path, PIECE_BYTES)),
-            on_bad_lines="error",
-        )
-        with reader:
-            yield from reader
-    except UnicodeDecodeError:
-        raise TableError(_undecodable(path, encoding, separator)) from None
-    except pd.errors.ParserError as bad:
-        reason = str(bad).rpartition("error:")[2].strip() or str(bad)
-        raise TableError(f"{path}: not a table ({reason})") from None
-    except pd.errors.EmptyDataError:
-        raise TableError(f"{path}: the file has no columns; expected a header and rows") from None
 
 
 def _rows_of(path: Path, size: int) -> int:
@@ -180,7 +223,26 @@ def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd
     if infinite.any():
         row = values.index[int(np.argmax(infinite))]
         raise TableError(f"{path}: row {row}, column {column!r}: expected a finite number, got {values.loc[row]}")
+    large = np.abs(converted.to_numpy()) > LARGEST
+    if large.any():
+        row = values.index[int(np.argmax(large))]
+        raise TableError(
+            f"{path}: row {row}, column {column!r}: expected a number up to {LARGEST:g} in size, got {values.loc[row]}"
+        )
     return converted
+
+
+def check_spelling(path: Path, column: str, values: pd.Series, *, hint: str) -> None:
+    """Raise where a column that is none of numbers would be one if they were written as expected."""
+    given = values.dropna()
+    texts = [value for value in given if isinstance(value, str)]
+    if not texts or sum(OTHER_NUMBER.fullmatch(text) is not None for text in texts) < 0.9 * len(given):
+        return
+    row = next(row for row, value in given.items() if not (isinstance(value, str) and _is_number(value)))
+    raise TableError(
+        f"{path}: row {row}, column {column!r}: {_short(given.loc[row])} looks like a number; expected one with a decimal "
+        f"point, without separators of thousands and signs, such as 1234.5{hint}"
+    )
 
 
 def texts(values: pd.Series) -> pd.Series:
@@ -192,7 +254,8 @@ def texts(values: pd.Series) -> pd.Series:
             return None
         if isinstance(value, float) and value.is_integer():
             return str(int(value))
-        return str(value).strip()
+        value = str(value).strip()
+        return value.partition(".")[0] if WHOLE.fullmatch(value) else value
 
     return pd.Series([text(value) for value in values], index=values.index, dtype=object)
 

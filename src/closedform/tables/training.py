@@ -15,7 +15,7 @@ import numpy as np
 from .. import __version__
 from ..estimators import ClosedFormClassifier, ClosedFormRegressor
 from ..estimators.loop import Plan, Record
-from ..files import CLAIM, claimed
+from ..files import claimed
 from . import checkpoint, folder, page, predicting, preparing, reading
 from .reading import TableError
 
@@ -56,6 +56,8 @@ def train(
     """Train on `data`, test on a fifth of its rows, and write the folder `out`, which is whole or not there.
 
     While it works, everything lies in `out` with `.partial` at the end of its name; the same call goes on from there."""
+    out = out.resolve() if out.is_symlink() else out
+    partial = out.with_name(out.name + ".partial")
     folder.check_free(out)
     table = reading.whole(data, encoding=encoding)
     for column in (target, *categorical):
@@ -75,45 +77,48 @@ def train(
     transform = preparing.transformer(found)
     X, Z = transform.transform(given.iloc[first]), transform.transform(given.iloc[second])
 
-    partial = out.with_name(out.name + ".partial")
     with claimed(partial):
-        identity = _identity(X, y[first], estimator)
-        seconds = {}
-        stage("training")
-        watch = checkpoint.Stopwatch()
-        estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch))
-        seconds["closedform"] = watch.seconds()
-        stage("comparing")
-        predicted = {"closedform": estimator.predict(Z)}
-        for name, other in _baselines(task, estimator, seed).items():
-            start = time.perf_counter()
-            predicted[name] = other.fit(X, y[first]).predict(Z)
-            seconds[name] = time.perf_counter() - start
-        metric = "RMSE" if task == "regression" else "error rate"
-        scores = {name: _error(task, y[second], values) for name, values in predicted.items()}
-        outcome = Outcome(model, metric, scores, seconds, len(first), len(second), remarks)
+        folder.recover(partial, out)
+        try:
+            identity = _identity(X, y[first], estimator)
+            seconds = {}
+            stage("training")
+            watch = checkpoint.Stopwatch()
+            estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch))
+            seconds["closedform"] = watch.seconds()
+            stage("comparing")
+            predicted = {"closedform": estimator.predict(Z)}
+            for name, other in _baselines(task, estimator, seed).items():
+                start = time.perf_counter()
+                predicted[name] = other.fit(X, y[first]).predict(Z)
+                seconds[name] = time.perf_counter() - start
+            metric = "RMSE" if task == "regression" else "error rate"
+            scores = {name: _error(task, y[second], values) for name, values in predicted.items()}
+            outcome = Outcome(model, metric, scores, seconds, len(first), len(second), remarks)
 
-        stage("writing")
-        pipeline = model.pipeline()
-        test = given.iloc[second]
-        rows = predicting.predictions(model, pipeline, test)
-        rows.insert(0, f"true {target}", y[second])
-        rows.to_csv(partial / "predictions.csv", lineterminator="\n")
-        importance = _importance(pipeline, test, y[second], seed)
-        page.write(partial / "report.html", data.name, outcome, y[second], predicted["closedform"], importance)
-        folder.save(
-            model,
-            partial,
-            {
-                "scores": {"metric": metric, **scores},
-                "seconds": {name: round(value, 3) for name, value in seconds.items()},
-                "rows": {"train": len(first), "test": len(second)},
-                "seed": seed,
-            },
-        )
-        folder.publish(partial, out)
-        for name in (checkpoint.FILE, CLAIM):
-            (out / name).unlink(missing_ok=True)
+            stage("writing")
+            pipeline = model.pipeline()
+            test = given.iloc[second]
+            rows = predicting.predictions(model, pipeline, test)
+            rows.insert(0, f"true {target}", y[second])
+            rows.to_csv(partial / folder.PREDICTIONS, lineterminator="\n")
+            importance = _importance(pipeline, test, y[second], seed)
+            page.write(partial / folder.REPORT, data.name, outcome, y[second], predicted["closedform"], importance)
+            folder.save(
+                model,
+                partial,
+                {
+                    "scores": {"metric": metric, **scores},
+                    "seconds": {name: round(value, 3) for name, value in seconds.items()},
+                    "rows": {"train": len(first), "test": len(second)},
+                    "seed": seed,
+                },
+            )
+            folder.publish(partial, out)
+            folder.clear(partial)
+        except (ValueError, ArithmeticError, LookupError, TypeError):  # of the data: the same command would fail again
+            folder.clear(partial)
+            raise
     return outcome
 
 
@@ -126,10 +131,13 @@ def _target(
     if missing.all():
         raise TableError(f"{data}: column {target!r}: all {len(table)} rows are missing; expected a target")
     if missing.any():
-        remarks.append(f"{int(missing.sum())} rows without {target!r} are left out")
+        count = int(missing.sum())
+        remarks.append(f"{count} row{'s' * (count > 1)} without {target!r} {'are' if count > 1 else 'is'} left out")
         table = table.loc[~missing]
     values = table[target]
     numeric = target not in categorical and reading.is_numeric(values)
+    if not numeric and target not in categorical and task != "classification":
+        reading.check_spelling(data, target, values, hint="; --task classification takes it as classes")
     if task == "auto":
         task = "classification"
         if numeric:
@@ -150,19 +158,28 @@ def _target(
         if len(labels) > max(2, len(y) // 2):
             raise TableError(f"{data}: column {target!r}: {len(labels)} classes in {len(y)} rows are too many")
     if len(y) < 4:
-        raise TableError(f"{data}: {len(y)} rows with a target; expected at least 4 to train and test on")
+        raise TableError(
+            f"{data}: {len(y)} row{'s' * (len(y) != 1)} with a target; expected at least 4 to train and test on"
+        )
     return table, y, task, remarks
 
 
 def _split(y: np.ndarray, seed: int, task: str) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.model_selection import train_test_split
 
-    classes, counts = np.unique(y, return_counts=True)
+    rows = np.arange(len(y))
+    alone = np.zeros(len(y), dtype=bool)
+    stratify = None
     size = max(1, round(TEST * len(y)))
-    fits = counts.min() >= 2 and size >= len(classes) and len(y) - size >= len(classes)
-    stratify = y if task == "classification" and fits else None
-    first, second = train_test_split(np.arange(len(y)), test_size=size, random_state=seed, stratify=stratify)
-    return np.sort(first), np.sort(second)
+    if task == "classification":
+        _classes, place, counts = np.unique(y, return_inverse=True, return_counts=True)
+        alone = counts[place] == 1  # a class of one row is there to train on, not to test
+        several = int((counts > 1).sum())
+        rest = rows[~alone]
+        size = min(size, len(rest) - 1)
+        stratify = y[rest] if several <= min(size, len(rest) - size) else None
+    first, second = train_test_split(rows[~alone], test_size=size, random_state=seed, stratify=stratify)
+    return np.sort(np.concatenate([first, rows[alone]])), np.sort(second)
 
 
 def _identity(X: np.ndarray, y: np.ndarray, estimator: Any) -> str:
