@@ -167,13 +167,15 @@ class Estimator(Settings):
         self._shape_layer()
 
     def _shape_layer(self) -> None:
-        raise NotImplementedError
+        """`coef_` and `intercept_` in scikit-learn's shape; the regressor and the classifier each have it."""
+        raise NotImplementedError("an estimator shapes its own layer")
 
     def _calibrate(self, rows: Rows) -> None:
         """What can be learned from the rows that were held out; nothing for a regressor."""
 
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
-        raise NotImplementedError
+        """The targets as numbers; the regressor and the classifier each have it."""
+        raise NotImplementedError("an estimator encodes its own targets")
 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool

@@ -42,7 +42,7 @@ class ClosedFormMixin:
         if self.training:
             head = head_of(self)
             head.observe(*self.solved_targets(head, self._labels(args, kwargs)))
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]  # the model that this is mixed into has it
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class ClosedFormMixin:
         transformers would leave what happened to be in the computer's; and it has no gradient, which transformers forgets.
         """
         wanted = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)  # type: ignore[misc]
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)  # type: ignore[misc]  # the model has it
         absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
         for path, head in model.named_modules():
             if isinstance(head, ClosedFormLinear):
@@ -71,7 +71,8 @@ class ClosedFormMixin:
     def _labels(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         labels = kwargs.get("labels")
         if labels is None and args:
-            labels = inspect.signature(self.forward).bind_partial(*args).arguments.get("labels")  # type: ignore[attr-defined]
+            forward = inspect.signature(self.forward)  # type: ignore[attr-defined]  # the model's
+            labels = forward.bind_partial(*args).arguments.get("labels")
         if labels is None:
             raise ValueError(
                 f"{type(self).__name__} got no labels in training mode, only {', '.join(kwargs) or 'positional arguments'}: "
