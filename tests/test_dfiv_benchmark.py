@@ -1,0 +1,105 @@
+"""The benchmark against the published code of DFIV: what its search may see, and the page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from .scripts import ROOT, load
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import dfiv_search
+import dfiv_tasks
+
+SMALL = dfiv_tasks.BY_NAME["demand, n = 1000"]
+PAGE = (ROOT / "docs" / "iv.md").read_text()
+
+
+def test_folds_are_rows_of_the_draw_and_disjoint():
+    sample = dfiv_tasks.draw("demand", 1000, 200)
+    folds = [dfiv_search.held_out(sample, 200, fold) for fold in range(dfiv_search.FOLDS)]
+    for rest, held in folds:
+        assert (len(rest.y), len(held.y)) == (850, 150)
+        np.testing.assert_array_equal(np.sort(np.concatenate([rest.y, held.y])), np.sort(sample.y))
+    together = np.concatenate([held.y for _, held in folds])
+    assert len(np.unique(together)) == 450
+
+
+def test_the_search_does_not_know_the_structural_function(monkeypatch):
+    """Other values of f, and other points to report, change nothing."""
+    setting = dfiv_search.candidates("demand")[0]
+    config = dfiv_search.config(SMALL, setting, 200, 0)
+    rows = dfiv_search.one(config)
+    sample = replace(dfiv_tasks.draw("demand", 1000, 200), f=np.full(1000, np.nan))
+    monkeypatch.setattr(dfiv_search, "draw", lambda *_: sample)
+    monkeypatch.setattr(dfiv_search, "points", lambda _: (None, None))
+    for row, other in zip(rows, dfiv_search.one(config)):
+        assert row["beta"] == other["beta"]
+        assert row["points"] is None
+        np.testing.assert_array_equal(row["losses"], other["losses"])
+    assert len(rows) == 1 + len(dfiv_search.RIDGES)
+    assert np.isfinite(rows[0]["losses"]).all()
+
+
+def test_a_run_that_diverges_is_the_worst_and_no_error():
+    setting = replace(dfiv_search.candidates("demand")[0], lr=1e30)
+    assert all(np.isinf(row["losses"]).all() for row in dfiv_search.one(dfiv_search.config(SMALL, setting, 200, 0)))
+
+
+@pytest.mark.parametrize("family", ["sprites", "demand"])
+def test_the_sample_is_of_the_space_and_fits_the_time(family):
+    found = dfiv_search.candidates(family)
+    assert len(set(found)) == len(found) == dfiv_search.COUNT[family]
+    space = {**dfiv_search.SPACE, **dfiv_search.OWN[family]}
+    for name, values in space.items():
+        taken = {getattr(setting, name) for setting in found}
+        assert taken == set(values), name  # every value is tried
+    for task in dfiv_tasks.TASKS:
+        if task.demand == (family == "demand"):
+            for setting in found:
+                count = dfiv_tasks.iterations(task, setting)
+                an_iteration, ending = (dfiv_tasks._price(part) for part in dfiv_tasks.work(task, setting))
+                assert count == 1 or count * an_iteration + ending <= dfiv_tasks.SHARE * task.limit_s
+                if setting.order == "step":
+                    assert dfiv_tasks.iterations(task, replace(setting, order="solve")) >= count
+
+
+def test_limits_are_a_tenth_of_the_published_time():
+    for task in dfiv_tasks.TASKS:
+        assert task.published_s is None or task.limit_s == pytest.approx(task.published_s / 10)
+
+
+def _row(loss: float, as_good: bool, **setting) -> dict:
+    return {"setting": asdict(replace(dfiv_search._EXAMPLE, **setting)), "outcomes": loss, "as_good": as_good}
+
+
+def test_the_rule_of_outcomes():
+    least, linear, strong, worse = (
+        _row(1.0, True, psi="16-2"), _row(1.1, True, ridge=0.1), _row(1.2, True, ridge=1.0), _row(0.9, False),
+    )  # fmt: skip
+    assert sorted([worse, least, linear, strong], key=dfiv_search._rank) == [strong, linear, least, worse]
+
+
+def test_a_search_resumes_to_the_same_choice(tmp_path):
+    first = dfiv_search.search([SMALL], tmp_path, 1, quick=True)
+    for path in sorted(tmp_path.glob("*.parquet"))[::2]:
+        path.unlink()
+    assert dfiv_search.search([SMALL], tmp_path, 1, quick=True) == first
+    (row,) = first
+    assert row["outcomes"][0]["setting"] in [s["setting"] for s in row["outcomes"]]
+    assert row["held_out_rows"] == 300
+    assert "points" not in row
+
+
+@pytest.mark.parametrize("name", ["dfiv", "dfiv_estimator", "dfiv_settings", "dfiv_defaults"])
+def test_the_page_has_the_tables(name):
+    file = ROOT / "benchmarks" / "results" / f"{name.replace('settings', 'search')}-cpu.json"
+    if not file.is_file():
+        pytest.skip(f"{file.name} is not there yet")
+    if name == "dfiv_settings" and "protocol" not in json.loads(file.read_text())["rows"][0]:
+        pytest.skip("the committed search is of an older protocol")
+    assert getattr(load("benchmarks/tables.py"), name)() in PAGE
