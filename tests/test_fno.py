@@ -150,7 +150,7 @@ def test_errors_at_the_end_alone(tmp_path):
         [fno.backbone(0, 6, 3)], [m.candidate() for m in fno.models("sgd", "quick")], 1, batch_size=4, total=9
     )
     stack.feed(*data["train"])
-    history = loop.train(stack, {"test": data["test"]}, at=[3, 6], at_end={"fine": data["fine"]})
+    history = loop.train(stack, loop.on({"test": data["test"]}), at=[3, 6], at_end=loop.on({"fine": data["fine"]}))
     assert [bool(torch.isnan(values).all()) for values in history.errors["fine"]] == [True, True, False]
     assert torch.equal(history.errors["fine"][-1], stack.evaluate(*data["fine"]))
     assert history.alive == list(range(16))

@@ -6,13 +6,19 @@ from torch.nn import functional as F
 
 import closedform as cf
 from closedform.sweeps import elimination, loop
+from closedform.sweeps.stacked_iv import IVStack
 
 from . import test_stacked as stacked
 from . import test_stacked_fno as operators
+from . import test_stacked_iv as iv
 from .helpers import backbone, batches, head, matrix, problem, relative
 from .test_torture import nasty
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 RULES = {
     "ridge": cf.Ridge(0.5),
@@ -245,7 +251,7 @@ def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
         return stacked.stack(mixed, dtype=torch.float32, device="cuda")
 
     whole = make()
-    expected = loop.train(whole, sets, at=at)
+    expected = loop.train(whole, loop.on(sets), at=at)
     assert len(whole.candidates) == len(stacked.RULES)
     assert torch.isinf(expected.errors["test"][-1][:, :2]).all()
 
@@ -254,8 +260,8 @@ def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        loop.train(make(), sets, at=at, checkpoint=tmp_path / "a", every_s=0, progress=stop)
-    history = loop.train(make(), sets, at=at, checkpoint=tmp_path / "a")
+        loop.train(make(), loop.on(sets), at=at, checkpoint=tmp_path / "a", every_s=0, progress=stop)
+    history = loop.train(make(), loop.on(sets), at=at, checkpoint=tmp_path / "a")
     assert relative(history.errors["test"][-1][:, 2:], expected.errors["test"][-1][:, 2:]) < 1e-2
 
 
@@ -269,3 +275,24 @@ def test_elimination_by_triton_equals_the_cpus(m):
     assert ok.tolist() == [True, True, True, False, True, True]
     sound = [0, 1, 2, 4, 5]
     assert relative(solved[sound].cpu(), torch.linalg.solve(K, B)[sound]) < 1e-10
+
+
+@pytest.mark.parametrize("batch", [4, 25])
+def test_a_stack_of_instrumental_variable_models_is_that_of_the_cpu(batch):
+    data, split, points = iv.problem()
+    errors = []
+    for device in ("cpu", "cuda"):
+        model = iv.alone(iv.CANDIDATES[0].rules)
+        made = IVStack(
+            model, iv.CANDIDATES, data, split, points, batch_size=batch, total=iv.TOTAL, seed=3, device=device
+        )
+        made.advance(3)
+        torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
+        try:
+            made._step()  # eager: nothing in it waits for the device
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        made.advance(20)  # captured and replayed
+        errors.append(made.measure())
+    for name, values in errors[0].items():
+        torch.testing.assert_close(errors[1][name], values, rtol=1e-6, atol=1e-9)

@@ -12,7 +12,11 @@ from closedform.experiments.classifier import Data, OutOfTime
 
 from .helpers import head, matrix, problem, relative
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 LOSSES = [
     cf.OneHotSquared(0.1),

@@ -40,7 +40,7 @@ def test_marks_are_shares_of_the_training_and_closer_at_its_start():
 
 def test_errors_are_those_at_the_marks():
     made, other = stack(CANDIDATES), stack(CANDIDATES)
-    history = loop.train(made, measured(), at=[10, 70])
+    history = loop.train(made, loop.on(measured()), at=[10, 70])
     assert history.steps == [10, 70, STEPS]
     other.advance(70)
     assert torch.equal(history.errors["test"][1], other.evaluate(*measured()["test"]))
@@ -53,9 +53,9 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
     made = stack(mixed, dtype=torch.float32)
     at = [5, 10, 60]
     X, Y = data(dtype=torch.float32)
-    history = loop.train(made, {"test": loop.Data(X, Y)}, at=at)
+    history = loop.train(made, loop.on({"test": loop.Data(X, Y)}), at=at)
     assert len(made.candidates) == len(CANDIDATES)
-    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), {"test": loop.Data(X, Y)}, at=at)
+    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), loop.on({"test": loop.Data(X, Y)}), at=at)
     for mark in range(4):
         assert torch.isinf(history.errors["test"][mark][:, :2]).all()
         assert relative(history.errors["test"][mark][:, 2:], clean.errors["test"][mark]) < 2e-2
@@ -64,7 +64,7 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
 
 def test_a_stack_that_has_diverged_altogether_ends_early():
     X, Y = data(dtype=torch.float32)
-    history = loop.train(stack([Candidate(1e30)], dtype=torch.float32), {"test": loop.Data(X, Y)}, at=[20, 50])
+    history = loop.train(stack([Candidate(1e30)], dtype=torch.float32), loop.on({"test": loop.Data(X, Y)}), at=[20, 50])
     assert history.steps == [20]
     assert torch.isinf(history.errors["test"][0]).all()
 
@@ -80,25 +80,27 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, optimizer)
     X, Y = data(dtype=torch.float32)
     sets = {"test": loop.Data(X, Y)}
     whole = make()
-    expected = loop.train(whole, sets, at=at)
+    expected = loop.train(whole, loop.on(sets), at=at)
 
     def stop(step, total):
         if step > 40:
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        loop.train(make(), sets, at=at, checkpoint=path, every_s=0, progress=stop, name="a")
+        loop.train(make(), loop.on(sets), at=at, checkpoint=path, every_s=0, progress=stop, name="a")
     steps = []
     resumed = make()
-    history = loop.train(resumed, sets, at=at, checkpoint=path, name="a", progress=lambda t, total: steps.append(t))
+    history = loop.train(
+        resumed, loop.on(sets), at=at, checkpoint=path, name="a", progress=lambda t, total: steps.append(t)
+    )
     assert steps[0] > 8
     same(history, expected)
     assert all(torch.equal(a, b) for a, b in zip(whole.state().values(), resumed.state().values()))
     with pytest.raises(ValueError, match="cannot be continued.*belongs to 'a'"):
-        loop.train(make(), sets, at=at, checkpoint=path, name="b")
+        loop.train(make(), loop.on(sets), at=at, checkpoint=path, name="b")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match="cannot be continued.*remove it to start afresh"):
-        loop.train(make(), sets, at=at, checkpoint=path, name="a")
+        loop.train(make(), loop.on(sets), at=at, checkpoint=path, name="a")
 
 
 SCRIPT = """
@@ -111,7 +113,8 @@ from tests.test_loop import CANDIDATES, measured, stack
 def slowly(step, total):
     print(step, flush=True)
     time.sleep(0.02)
-history = loop.train(stack(CANDIDATES), measured(), checkpoint=Path(sys.argv[1]), every_s=0, name="a", progress=slowly)
+path = Path(sys.argv[1])
+history = loop.train(stack(CANDIDATES), loop.on(measured()), checkpoint=path, every_s=0, name="a", progress=slowly)
 torch.save(history.errors, sys.argv[2])
 """
 
@@ -136,7 +139,7 @@ def test_a_process_may_be_killed(tmp_path, kind):
     first = int(again.stdout.split()[0])
     assert first > (0 if kind == signal.SIGKILL else reached)
     errors = torch.load(tmp_path / "errors", weights_only=True)
-    expected = loop.train(stack(CANDIDATES), measured()).errors
+    expected = loop.train(stack(CANDIDATES), loop.on(measured())).errors
     for name in expected:
         assert all(torch.equal(a, b) for a, b in zip(errors[name], expected[name])), name
 

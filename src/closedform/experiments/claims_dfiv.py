@@ -19,11 +19,12 @@ SMALL = 64  # up to here a batch is small; larger ones but the largest are betwe
 
 
 class Errors:
-    """Test errors at the setting that validation has chosen, by batch size and line of the figure."""
+    """Test errors over the last fifth of training at the setting that validation has chosen, by batch size and line of the
+    figure."""
 
     def __init__(self, table: pd.DataFrame):
         by = ["batch_size", "method"]
-        runs = results.finished(table, [*by, *experiment.SETTINGS], select="validation", metric="test")
+        runs = results.finished(table, [*by, *experiment.SETTINGS], select="validation", metric="test", late=True)
         best = results.best(runs, by, experiment.SETTINGS)
         self.errors: dict[int, dict[str, float]] = {}
         for row in best.itertuples():
@@ -41,7 +42,7 @@ def _listed(values: dict[Any, float]) -> str:
 def check(folder: Path) -> list[Check]:
     table = results.load(folder)
     there = set(table[["batch_size", "method"]].itertuples(index=False, name=None))
-    wanted = [(size, method.key) for size in experiment.SIZES["cpu"].batch_sizes[:-1] for method in experiment.METHODS]
+    wanted = [(size, method.key) for size in experiment.SIZES["full"].batch_sizes[:-1] for method in experiment.METHODS]
     absent = [row for row in wanted if row not in there]
     if absent:
         size, method = absent[0]

@@ -167,9 +167,9 @@ def train(
     stack.feed(*data["train"])
     history = loop.train(
         stack,
-        {part: data[part] for part in ("validation", "test")},
+        loop.on({part: data[part] for part in ("validation", "test")}),
         at=loop.marks(stack.total, MARKS),
-        at_end={"fine": data["fine"]},
+        at_end=loop.on({"fine": data["fine"]}),
         checkpoint=stacks.checkpoint(folder, config),
         every_s=120.0,  # nearly a gigabyte at full size
         name=grid.digest(config, __version__),
@@ -194,11 +194,11 @@ def run(
     refine: so many more seeds for the settings alone that the first ones have chosen."""
     count = 1 + max(config["first_seed"] for config in configs)
 
-    def more(config: dict[str, Any], table: pd.DataFrame) -> dict[str, Any] | None:
+    def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
         if not refine or config["first_seed"]:
-            return None
+            return []
         every = models(config["optimizer"], config["size"])
-        return stacks.refined(config | {"seeds": count}, table, refine, every, SETTINGS, FAILED)
+        return [stacks.refined(config | {"seeds": count}, table, refine, every, SETTINGS, FAILED)]
 
     same = ("samples", "points", "stride", "width", "modes", "tf32", "size")
 

@@ -162,7 +162,7 @@ def train(
     measured = {part: data[part] for part in ("validation", "test")}
     checkpoint = None if folder is None else stacks.checkpoint(folder, config)
     name = grid.digest(config, __version__)
-    history = loop.train(stack, measured, checkpoint=checkpoint, name=name, progress=progress)
+    history = loop.train(stack, loop.on(measured), checkpoint=checkpoint, name=name, progress=progress)
     return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
 
@@ -180,10 +180,10 @@ def run(
 
     refine: so many more seeds for the settings alone that the first ones have chosen."""
 
-    def more(config: dict[str, Any], table: pd.DataFrame) -> dict[str, Any] | None:
+    def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
         if not refine or config["size"] == "ablated":
-            return None
-        return stacks.refined(config, table, refine, models(config["optimizer"], config["size"]), SETTINGS)
+            return []
+        return [stacks.refined(config, table, refine, models(config["optimizer"], config["size"]), SETTINGS)]
 
     return stacks.run(
         train,

@@ -106,7 +106,7 @@ def run(
     collect: Callable[[pd.DataFrame], pd.DataFrame],
     experiment: Callable[[pd.DataFrame], Experiment],
     same: Sequence[str],
-    refine: Callable[[Config, pd.DataFrame], Config | None] | None = None,
+    refine: Callable[[Config, pd.DataFrame], Sequence[Config]] | None = None,
     dask: str | None = None,
     progress: Callable[[Config, int, int], None] | None = None,
     done: Callable[[int, int, Config], None] | None = None,
@@ -119,7 +119,7 @@ def run(
     prepare: reads the data, so that what is wrong with them is said at once.
     collect, experiment: the table as it is written, and what the report has to know of it.
     same: the entries of a configuration that other configurations of the same experiment share.
-    refine: the stack of more seeds that the results of a configuration ask for, or None.
+    refine: the stacks of more seeds that the results ask for at a configuration; asked for twice, they count once.
     dask: the address of a cluster, whose workers take a stack each; they need the data, and write nothing."""
     parts = out / "parts"
 
@@ -139,10 +139,8 @@ def run(
         try:
             table = grid.run(one, configs, parts, dask=dask, progress=ended, version=__version__)
             if refine is not None:
-                more = [refine(config, table) for config in configs]
-                grid.run(
-                    one, [config for config in more if config], parts, dask=dask, progress=ended, version=__version__
-                )
+                more = [other for config in configs for other in refine(config, table)]
+                grid.run(one, more, parts, dask=dask, progress=ended, version=__version__)
         finally:
             table = grid.finished(alike(configs, parts, same), parts, version=__version__)
             if len(table):
@@ -156,11 +154,11 @@ def alike(configs: list[Config], parts: Path, same: Sequence[str]) -> list[Confi
     """What is finished in the folder and belongs to the same experiment as `configs`: other batch sizes, optimizers and
     seeds, but the same data, models and epochs."""
     grids = {(c["optimizer"], c["size"]): c["grid"] for c in configs}
-    sizes = {c["size"]: c["epochs"] for c in configs}
+    sizes = {c["size"]: c.get("epochs") for c in configs}
     return [
         config
         for config in grid.configurations(parts, version=__version__)
-        if sizes.get(config["size"]) == config["epochs"]
+        if sizes.get(config["size"], "") == config.get("epochs")
         and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
         and all(config[name] == configs[0][name] for name in same)
     ]

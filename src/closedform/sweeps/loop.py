@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,8 @@ class History:
         self.steps.append(step)
         self.wall_s.append(wall_s)
         for name, values in errors.items():
-            self.errors.setdefault(name, []).append(values)
+            unknown = torch.full_like(values, float("nan"))
+            self.errors.setdefault(name, [unknown] * (len(self.steps) - 1)).append(values)
 
 
 def marks(total: int, count: int = 50) -> list[int]:
@@ -55,12 +56,43 @@ def marks(total: int, count: int = 50) -> list[int]:
     return sorted({max(1, round(total * share / count)) for share in shares})
 
 
+class Trainable(Protocol):
+    """What `train` asks of a stack."""
+
+    device: torch.device
+    t: int
+    total: int
+
+    @property
+    def candidates(self) -> Sequence[object]: ...
+    def advance(self, steps: int) -> None: ...
+    def average_loss(self, steps: int) -> Tensor: ...
+    def keep(self, candidates: Sequence[int]) -> None: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: dict[str, Tensor]) -> None: ...
+
+
+Kind = TypeVar("Kind", bound=Trainable)
+
+
+def on(data: dict[str, Data]) -> Callable[[Stack], dict[str, Tensor]]:
+    """What measures a stack's errors on these data sets."""
+    there: dict[str, Data] = {}
+
+    def errors(stack: Stack) -> dict[str, Tensor]:
+        if not there:  # moved once
+            there.update({key: Data(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in data.items()})
+        return {key: stack.evaluate(*part) for key, part in there.items()}
+
+    return errors
+
+
 def train(
-    stack: Stack,
-    measured: dict[str, Data],
+    stack: Kind,
+    measure: Callable[[Kind], dict[str, Tensor]],
     *,
     at: Sequence[int] | None = None,
-    at_end: dict[str, Data] | None = None,
+    at_end: Callable[[Kind], dict[str, Tensor]] | None = None,
     checkpoint: Path | None = None,
     every_s: float = 60.0,
     name: str = "",
@@ -68,9 +100,9 @@ def train(
 ) -> History:
     """Train `stack`, which has been fed, for `stack.total` steps.
 
-    measured: the data sets on which errors are taken, by name; the error on the training batches is called "train".
+    measure: tells the stack's errors `(S, K)` by name, see `on`; the error on the training batches is called "train".
     at: the steps to measure at; `marks(stack.total)` where not given.
-    at_end: data sets on which errors are taken after the last step alone; they are NaN at the other marks.
+    at_end: tells more errors, after the last step alone; they are NaN at the other marks.
     checkpoint: the file that holds the state in between, for the caller to remove once the result is safe. `name` is stored
         in it, and a checkpoint of another name is refused.
     progress: called with the step and the total a few times a second.
@@ -81,8 +113,6 @@ def train(
     K, spent = len(alive), 0.0
     if checkpoint is not None and checkpoint.is_file():
         history, alive, spent = _resume(checkpoint, stack, name)
-    measured = {key: Data(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in measured.items()}
-    at_end = at_end or {}
     start, saved, chunk = time.perf_counter() - spent, time.perf_counter(), 1
     last = history.steps[-1] if history.steps else 0
 
@@ -99,14 +129,14 @@ def train(
                 torch.cuda.synchronize(stack.device)
             chunk = max(1, min(4 * chunk, int(steps * _CHUNK_S / max(time.perf_counter() - before, 1e-6))))
             if stack.t == mark:
-                errors = {key: stack.evaluate(*data) for key, data in measured.items()}
+                errors = measure(stack)
+                sound = _sound(list(errors.values()))
                 errors["train"] = stack.average_loss(stack.t - last)
-                for key, data in at_end.items():
-                    ended = stack.t == stack.total
-                    errors[key] = stack.evaluate(*data) if ended else torch.full_like(errors["train"], float("nan"))
+                if at_end is not None and (stack.t == stack.total or not sound):
+                    errors |= at_end(stack)
                 last = stack.t
                 history.add(last, time.perf_counter() - start, {k: _spread(v, alive, K) for k, v in errors.items()})
-                alive = _drop(stack, alive, [errors[key] for key in measured])
+                alive = _drop(stack, alive, sound)
             if progress is not None:
                 progress(stack.t, stack.total)
             if not alive:
@@ -128,10 +158,14 @@ def _spread(values: Tensor, alive: list[int], K: int) -> Tensor:
     return full
 
 
-def _drop(stack: Stack, alive: list[int], errors: list[Tensor]) -> list[int]:
-    """Rebuild the stack without the candidates that have diverged for every seed, once there are enough of them."""
+def _sound(errors: list[Tensor]) -> list[int]:
+    """The candidates that have a finite error of every kind, for some seed."""
     finite = torch.stack([torch.isfinite(values).any(0) for values in errors]).all(0)
-    kept = [k for k in range(len(alive)) if finite[k]]
+    return finite.nonzero()[:, 0].tolist()
+
+
+def _drop(stack: Trainable, alive: list[int], kept: list[int]) -> list[int]:
+    """Rebuild the stack without the candidates that have diverged for every seed, once there are enough of them."""
     if kept and len(alive) - len(kept) < max(1, DROP * len(alive)):
         return alive
     if kept:
@@ -139,7 +173,7 @@ def _drop(stack: Stack, alive: list[int], errors: list[Tensor]) -> list[int]:
     return [alive[k] for k in kept]
 
 
-def _save(path: Path, stack: Stack, name: str, history: History, alive: list[int], wall_s: float) -> None:
+def _save(path: Path, stack: Trainable, name: str, history: History, alive: list[int], wall_s: float) -> None:
     body = {
         "name": name,
         "alive": alive,
@@ -153,7 +187,7 @@ def _save(path: Path, stack: Stack, name: str, history: History, alive: list[int
         torch.save(body, file)
 
 
-def _resume(path: Path, stack: Stack, name: str) -> tuple[History, list[int], float]:
+def _resume(path: Path, stack: Trainable, name: str) -> tuple[History, list[int], float]:
     try:
         body = torch.load(path, map_location=stack.device, weights_only=True)
         if body["name"] != name:

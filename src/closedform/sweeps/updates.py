@@ -60,11 +60,12 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """`torch.optim.Adam` with its defaults."""
+    """`torch.optim.Adam` with its defaults, or `torch.optim.AdamW` with a weight decay."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    decay: float = 0.0
 
     def state(self, p: Tensor) -> State:
         return torch.zeros_like(p, requires_grad=False), torch.zeros_like(p, requires_grad=False)
@@ -77,12 +78,13 @@ class Adam:
         if _fused(p, g, m, v):
             size = p.numel() // lr.numel()
             grid = lr.numel(), triton.cdiv(size, _BLOCK)
-            rate, root = (lr / first).contiguous(), second.rsqrt()
+            rate, root, keep = (lr / first).contiguous(), second.rsqrt(), (1 - lr * self.decay).contiguous()
+            betas = {"beta1": self.beta1, "beta2": self.beta2}
             with torch.cuda.device(p.device):
-                _adam[grid](
-                    p, g, m, v, rate, root, size, beta1=self.beta1, beta2=self.beta2, eps=self.eps, BLOCK=_BLOCK
-                )
+                _adam[grid](p, g, m, v, rate, root, keep, size, **betas, eps=self.eps, BLOCK=_BLOCK)
             return
+        if self.decay:
+            p.mul_(_like(1 - lr * self.decay, p))
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         denominator = v.sqrt().mul_(second.rsqrt().to(p.dtype)).add_(self.eps)
@@ -107,7 +109,7 @@ if triton is not None:
 
     @triton.jit
     def _adam(
-        p, g, m, v, lr, root, size,
+        p, g, m, v, lr, root, keep, size,
         beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         model = tl.program_id(0).to(tl.int64)
@@ -121,4 +123,5 @@ if triton is not None:
         tl.store(m + at, mean, mask=mask)
         tl.store(v + at, square, mask=mask)
         step = rate * mean / (tl.sqrt(square) * tl.load(root).to(gradient.dtype) + eps)
-        tl.store(p + at, tl.load(p + at, mask=mask) - step, mask=mask)
+        kept = tl.load(p + at, mask=mask) * tl.load(keep + model).to(gradient.dtype)
+        tl.store(p + at, kept - step, mask=mask)

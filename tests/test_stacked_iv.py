@@ -1,0 +1,118 @@
+"""A stacked instrumental-variable model is the same model trained alone."""
+
+import pytest
+import torch
+
+from closedform import Kalman, Proximal, Ridge
+from closedform.iv import DFIV, Data, Rules, Split, evaluation, networks, reestimated, train
+from closedform.lambdas import per_sample, relative
+from closedform.models.mlp import mlp
+from closedform.sweeps import loop
+from closedform.sweeps.stacked_iv import Candidate, IVStack, Points
+from tests.helpers import relative as distance
+
+ROWS, SIDE, TOTAL = 60, 8, 30
+CANDIDATES = [
+    Candidate(1e-2, Rules.proximal(3.0, 5.0)),
+    Candidate(3e-3, Rules.proximal(0.1, 100.0, 0.5)),
+    Candidate(1e-2, Rules.ridge(0.2, 3.0)),
+    Candidate(2e-3, Rules.proximal(relative(10.0), relative(1.0), relative(1e-2))),
+    Candidate(5e-3, Rules(Ridge(per_sample(0.1)), Proximal(1e-3), Ridge(0.4))),
+]
+
+
+def problem(dtype=torch.float64):
+    g = torch.Generator().manual_seed(1)
+    Z = torch.randn(ROWS, 2, generator=g, dtype=dtype)
+    u = torch.randn(ROWS, 1, generator=g, dtype=dtype)
+    X = torch.cat([Z, u], 1) @ torch.randn(3, SIDE * SIDE, generator=g, dtype=dtype)
+    X += 0.1 * torch.randn(ROWS, SIDE * SIDE, generator=g, dtype=dtype)
+    y = torch.sin(X[:, :1]) + u
+    points = {"test": Points(X[:20] * 0.5, torch.sin(X[:20, 0] * 0.5).double())}
+    return Data(X, Z, y), Split.halves(ROWS, 0), points
+
+
+def alone(rules, lr=1e-2, pool=1, dtype=torch.float64, T1=3, T2=1):
+    g = torch.Generator().manual_seed(2)
+    psi = networks.pooled(SIDE, pool, [10, 6], g)[0] if pool > 1 else mlp([SIDE * SIDE, 10, 6], generator=g)
+    nets = psi.to(dtype), mlp([2, 9, 7], generator=g).to(dtype)
+    return DFIV(*nets, widths=(6, 7), rules=rules, lr=lr, weight_decay=0.1, T1=T1, T2=T2, generator=g)
+
+
+def stack(candidates=CANDIDATES, batch=8, pool=1, dtype=torch.float64, **options):
+    data, split, points = problem(dtype)
+    model = alone(candidates[0].rules, pool=pool, dtype=dtype, **options)
+    return IVStack(model, candidates, data, split, points, batch_size=batch, total=TOTAL, seed=3)
+
+
+@pytest.mark.parametrize("batch", [4, 8, 25, 30])  # below and above the features, and all rows
+@pytest.mark.parametrize("pool", [1, 2])
+def test_it_is_training_alone(batch, pool):
+    data, split, points = problem()
+    made = stack(batch=batch, pool=pool)
+    made.advance(TOTAL)
+    errors = made.measure()
+    for k, candidate in enumerate(CANDIDATES):
+        model = alone(candidate.rules, candidate.lr, pool)
+        train(model, data, split, iterations=TOTAL, batch_size=batch, lr=candidate.lr, fresh=False, decay=False, seed=3)
+        assert distance(made.W[k], model.first.W) < 1e-6, k
+        assert distance(made.w[k], model.second.W) < 1e-6, k
+        for net, own in ((made.psi, model.psi), (made.phi, model.phi)):
+            for trained, p in zip(net.params, own.parameters()):
+                shown = trained[k] if trained[k].shape == p.shape else trained[k][:, : p.shape[1]]
+                assert distance(shown, p) < 1e-6, k
+        X, f = points["test"]
+        for name, layers in (
+            ("test", reestimated(model, data, split)),
+            ("test online", evaluation.online(model)),
+        ):
+            expected = (evaluation.predict(model, layers, X)[:, 0] - f).square().mean()
+            assert errors[name][0, k] == pytest.approx(float(expected), rel=1e-5), (k, name)
+
+
+def test_several_steps_of_stage_two():
+    data, split, _ = problem()
+    made = stack(T2=2)
+    made.advance(5)
+    model = alone(CANDIDATES[0].rules, CANDIDATES[0].lr, T2=2)
+    train(model, data, split, iterations=5, batch_size=8, lr=CANDIDATES[0].lr, fresh=False, decay=False, seed=3)
+    assert distance(made.w[0], model.second.W) < 1e-7
+
+
+def test_one_that_diverges_disturbs_no_other(tmp_path):
+    wild = [*CANDIDATES[:2], Candidate(1e30, Rules.ridge(1.0, 1.0)), *CANDIDATES[2:3]]
+    made, calm = stack(wild, dtype=torch.float32), stack([wild[k] for k in (0, 1, 3)], dtype=torch.float32)
+    found = loop.train(made, IVStack.measure, at=[10, 20])
+    expected = loop.train(calm, IVStack.measure, at=[10, 20])
+    assert found.alive == [0, 1, 3]
+    for name, values in expected.errors.items():
+        for mine, theirs in zip(found.errors[name], values):
+            assert torch.isinf(mine[0, 2]) or name != "test"
+            torch.testing.assert_close(mine[:, [0, 1, 3]], theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
+    expected = loop.train(stack(), IVStack.measure, at=[10, 20])
+
+    def stop(t, total):
+        if t >= 15:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        loop.train(stack(), IVStack.measure, at=[10, 20], checkpoint=tmp_path / "a", every_s=0, progress=stop)
+    again = loop.train(stack(), IVStack.measure, at=[10, 20], checkpoint=tmp_path / "a")
+    assert again.steps == expected.steps
+    for name, values in expected.errors.items():
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(again.errors[name], values)), name
+
+
+def test_bad_requests_are_told():
+    with pytest.raises(ValueError, match="takes Ridge and Proximal"):
+        Candidate(1e-2, Rules(Kalman(), Proximal(1.0), Ridge(1.0)))
+    with pytest.raises(ValueError, match="positive learning rate"):
+        Candidate(0.0, Rules())
+    data, split, points = problem()
+    with pytest.raises(ValueError, match="no candidates"):
+        IVStack(alone(Rules()), [], data, split, points, batch_size=4, total=3)
+    with pytest.raises(ValueError, match="past the end"):
+        stack().advance(TOTAL + 1)
