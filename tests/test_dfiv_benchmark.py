@@ -95,6 +95,21 @@ def test_a_search_resumes_to_the_same_choice(tmp_path):
     assert "points" not in row
 
 
+def test_sprites_are_chosen_by_the_points_and_by_outcomes(tmp_path, monkeypatch):
+    small = dfiv_tasks.Task("small sprites", "paper", 200, (1.0,), None, 0.2)
+    monkeypatch.setitem(dfiv_search.BY_NAME, small.name, small)
+    validation, _ = dfiv_tasks.points("paper")
+    monkeypatch.setattr(dfiv_search, "points", lambda design: (validation if design == "paper" else None, None))
+    found, other = dfiv_search.search([small, SMALL], tmp_path, 1, quick=True)
+    errors = [row["points"] for row in found["points"]]
+    assert errors == sorted(errors)
+    assert all(np.isfinite(errors))
+    assert found["outcomes"][0]["as_good"]
+    assert {row["setting"]["pool"] for row in found["points"]} <= {2, 4}
+    assert found["survivors"] == len(found["outcomes"]) == len(found["points"]) == 3
+    assert "points" not in other
+
+
 @pytest.mark.parametrize("name", ["dfiv", "dfiv_estimator", "dfiv_settings", "dfiv_defaults"])
 def test_the_page_has_the_tables(name):
     file = ROOT / "benchmarks" / "results" / f"{name.replace('settings', 'search')}-cpu.json"
