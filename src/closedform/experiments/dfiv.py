@@ -134,13 +134,15 @@ def jobs(
         raise ValueError(f"batch sizes are 1 to {chosen.n // 2}, the rows of a stage, got {sizes}")
     shared = {"n": chosen.n, "iterations": total, "T1": chosen.T1, "marks": min(chosen.marks, total)}
     shared |= {"network": chosen.network, "size": size, "optimizer": "adamw", "tf32": tf32, "first_seed": 0, "seeds": 1}
+    # results of other models must not be taken for these
+    told = repr((models(size, 1), models(size, COARSE), LAM_12, RIDGE, WEIGHT_DECAY))
+    shared["grid"] = hashlib.sha256(told.encode()).hexdigest()[:12]
     made = []
     for batch in sizes:
         every = models(size, batch)
-        fingerprint = hashlib.sha256(repr((every, LAM_12, RIDGE, WEIGHT_DECAY)).encode()).hexdigest()[:12]
         for lr in sorted({model.lr for model in every}):
             only = ",".join(str(k) for k, model in enumerate(every) if model.lr == lr)
-            made.append(shared | {"batch_size": batch, "only": only, "grid": fingerprint})
+            made.append(shared | {"batch_size": batch, "only": only})
     return made
 
 
