@@ -1,6 +1,6 @@
 r"""Several machines, one last layer: DistributedDataParallel under torchrun, with a restart from the last checkpoint.
 
-    python examples/several_machines.py                       # one process
+    python examples/several_machines.py [--quick]             # one process
     torchrun --nproc-per-node 2 examples/several_machines.py  # two, on one machine
 
 On two machines, the same on each; they meet at the first one's address and share the folder of the checkpoint:
@@ -13,15 +13,14 @@ Where host names do not lead to the right network, add `--local-addr` with each 
 is_host=1` on the first (0 on the others), and set GLOO_SOCKET_IFNAME (with GPUs: NCCL_SOCKET_IFNAME). If a process or a
 machine other than the first dies, torchrun starts all processes anew once it is back, and they go on from the checkpoint to
 the weights of an undisturbed run: all that counts is in the checkpoint, and a step's rows are a function of the step.
-
-With N rows on all ranks, d features and o outputs, a solve exchanges the rows, N (d + o) numbers, or for N > d the moments,
-d (d + o) numbers, whichever are fewer (benchmarks/communication.py).
+What a step sends: benchmarks/communication.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -33,15 +32,14 @@ from torch.nn.parallel import DistributedDataParallel
 import closedform as cf
 from closedform.files import atomic
 
+# Off: a solved layer and its memory are the same on all ranks by construction. (The new name is torch 2.13's.)
+KNOWN = signature(DistributedDataParallel).parameters
+SYNC = "forward_sync_buffers" if "forward_sync_buffers" in KNOWN else "broadcast_buffers"
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
-        self.fc = cf.ClosedFormLinear(32, 1, rule=cf.Kalman(0.99))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.net(x))
+def network() -> nn.Sequential:
+    head = cf.ClosedFormLinear(32, 1, rule=cf.Kalman(0.99))
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), head)
 
 
 def data(n: int = 2048) -> tuple[Tensor, Tensor]:
@@ -59,8 +57,8 @@ def train(folder: Path, steps: int, batch: int = 64, every: int = 20) -> float:
     """The mean squared error on all rows, after training from the checkpoint in `folder`, where there is one."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     torch.manual_seed(0)
-    model, (x, y) = Model(), data()
-    parallel = DistributedDataParallel(model) if world > 1 else model
+    model, (x, y) = network(), data()
+    parallel = DistributedDataParallel(model, **{SYNC: False}) if world > 1 else model
     optimizer, checkpoint, first = torch.optim.Adam(parallel.parameters(), lr=3e-3), folder / "checkpoint.pt", 0
     if checkpoint.exists():  # every rank reads it before any can write the next: a step needs them all
         state = torch.load(checkpoint, weights_only=True)
@@ -70,7 +68,7 @@ def train(folder: Path, steps: int, batch: int = 64, every: int = 20) -> float:
         print(f"rank {rank} of {world}: on from step {first}", flush=True)
     for step in range(first, steps):
         mine = rows(step, batch, rank, world)
-        model.fc.observe(y[mine])
+        model[-1].observe(y[mine])
         loss = F.mse_loss(parallel(x[mine]), y[mine])
         optimizer.zero_grad()
         loss.backward()
@@ -87,6 +85,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path("runs/several_machines"))
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--quick", dest="steps", action="store_const", const=60)
     options = parser.parse_args(arguments)
     if "RANK" in os.environ:  # started by torchrun
         dist.init_process_group("gloo")

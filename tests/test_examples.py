@@ -54,6 +54,14 @@ def test_regression_in_a_plain_loop(capsys):
     assert "solved, Kalman" in capsys.readouterr().out
 
 
+def test_a_fourier_neural_operator(capsys):
+    errors = example("fno").main(quick=True)
+    assert errors["solved"] < 0.3 * errors["learned"]
+    for name in ("learned", "solved"):
+        assert 0.9 < errors[f"{name}, all points"] / errors[name] < 1.1
+    assert "on 256" in capsys.readouterr().out
+
+
 def test_streaming(capsys):
     errors = example("streaming").main(quick=True)
     assert errors["following"] < 0.5 * errors["mean"]
@@ -110,7 +118,7 @@ def test_several_machines_goes_on_from_a_checkpoint(tmp_path, capsys):
 
 
 def test_fields_to_fields(capsys):
-    errors = example("fields").main(steps=40)
+    errors = example("fields").main(quick=True)
     assert errors["solved"] < 0.5 * errors["learned"]
     assert errors["solved"] < 0.15
     assert "last layer solved" in capsys.readouterr().out
