@@ -1,6 +1,6 @@
 """Our Fourier neural operator beside the one of `neuraloperator`: parameters, function, accuracy, time of a step.
 
-    pip install 'closedform[operators]'
+    pip install '.[operators]'
     python benchmarks/fno_peer.py [--device cuda]
 
 Both have the same sizes (4 blocks, ReLU, a coordinate channel, a linear lift) and the same learned last layer in place of

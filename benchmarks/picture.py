@@ -6,6 +6,8 @@ import io
 import re
 from pathlib import Path
 
+from closedform.extras import require
+
 ROOT = Path(__file__).parents[1]
 SIZES = ("32", "256")
 LINES = {  # label, colour, dashes; in the order of the legend
@@ -19,6 +21,7 @@ LINES = {  # label, colour, dashes; in the order of the legend
 
 def draw(out: Path) -> None:
     """Learning curves on QM9 under SGD with small batches: learned, the paper's rule, and ours."""
+    require("the picture", "experiments", "matplotlib", "pandas", "pyarrow")
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator

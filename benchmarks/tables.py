@@ -68,7 +68,24 @@ def communication() -> str:
         [f"{row['n']:,}", str(row["d"]), str(row["outputs"]), cell(row, "rows"), cell(row, "moments")]
         for row in _rows("communication-cpu")
     ]
-    return _markdown(["rows N", "features d", "outputs o", "rows: N (d + o)", "moments: D (D + o)"], body)
+    return _markdown(["rows N", "features d", "outputs o", "rows: N (d + o)", "moments: D (D + o) + o + 1"], body)
+
+
+def communication_step() -> str:
+    """KiB that each of two processes sends in a whole step under DistributedDataParallel, with and without its exchange of
+    buffers."""
+    names = {"learned": "learned", "proximal": "`Proximal`", "kalman": "`Kalman`"}
+    body = [
+        [
+            f"{row['n']:,}",
+            f"{row['d']:,}",
+            str(row["outputs"]),
+            names[row["rule"]],
+            *("" if row[key] is None else f"{row[key] / 1024:.1f}" for key in ("synced", "unsynced")),
+        ]
+        for row in _rows("communication_step-cpu")
+    ]
+    return _markdown(["rows N", "features d", "outputs o", "last layer", "buffers sent", "not sent"], body)
 
 
 def memory() -> str:
@@ -507,7 +524,7 @@ def iv_card() -> str:
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
-        solve_time, step_overhead, memory, communication, diagnose_overhead,
+        solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, iv_card,

@@ -1,7 +1,7 @@
 """Docstrings are written for the reader of the code, with Markdown's marks; autodoc wants reStructuredText.
 
-What differs: lines `name: what it is` in a row are a list, an indented block is code, a table has pipes, and outside of
-backticks no character means anything.
+What differs: lines `name: what it is` in a row are a list (but not the first sentence, which may have a colon), an
+indented block is code, a table has pipes, and outside of backticks no character means anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def convert(app: object, what: str, name: str, obj: object, options: object, lin
     """The hook: changes the lines in place."""
     if lines and lines[0].startswith("Alias for field number"):  # what Python says of every field of a named tuple
         lines.clear()
-    lines[:] = [line for block in _blocks(lines) for line in (*_converted(block), "")]
+    blocks = _blocks(lines)
+    lines[:] = [line for at, block in enumerate(blocks) for line in (*_converted(block, first=at == 0), "")]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
@@ -36,10 +37,12 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _converted(block: list[str]) -> list[str]:
+def _converted(block: list[str], first: bool = False) -> list[str]:
     """
     >>> _converted(["lam: a number, `a|b`", "    or |x|", "beta, gamma : others"])
     ['* `lam`: a number, `a|b`', '  or \\\\|x\\\\|', '* `beta, gamma`: others']
+    >>> _converted(["skorch: a callback"], first=True)
+    ['skorch: a callback']
     >>> _converted(["    x = 1", "", "    y = 2"])[0]
     '.. code-block:: python'
     """
@@ -52,7 +55,7 @@ def _converted(block: list[str]) -> list[str]:
     if block[0].startswith("| "):
         return _table(block)
     starts = [line for line in block if not line.startswith(" ")]
-    if all(ITEM.fullmatch(line) for line in starts):
+    if not first and all(ITEM.fullmatch(line) for line in starts):
         return [_item(line) for line in block]
     return [_plain(line) for line in block]
 

@@ -26,12 +26,36 @@ def check(rows):
                 assert payload <= sent < 1.1 * payload + 4096, (row, exchange)
 
 
+def check_steps(rows):
+    """The filter's memory, D x D in float64, is what the exchange of buffers adds; a solve adds its rows or moments."""
+    assert {row["rule"] for row in rows} == {"learned", "proximal", "kalman"}
+    learned = {}
+    for row in rows:
+        cell, D = (row["n"], row["d"], row["outputs"]), row["d"] + 1
+        if row["synced"] is None:
+            continue
+        memory = 8 * D**2 / 2 if row["rule"] == "kalman" else 0  # from the first process to the other
+        assert memory <= row["synced"] - row["unsynced"] + 512 <= 1.05 * memory + 2048, row
+        if row["rule"] == "learned":
+            learned[cell] = row["unsynced"] - 4 * row["d"] * row["outputs"]  # without the gradient of the layer
+            continue
+        n, d, o = cell
+        payload = 8 * (n * (d + o) / 2 if n <= D else D * (D + o) + o + 1)
+        assert payload <= row["unsynced"] - learned[cell] < 1.1 * payload + 4096, row
+
+
+def rows(folder, name):
+    return json.loads((folder / f"{name}-cpu.json").read_text())["rows"]
+
+
 def test_the_committed_measurements():
-    check(json.loads((BENCHMARKS / "results" / "communication-cpu.json").read_text())["rows"])
+    check(rows(BENCHMARKS / "results", "communication"))
+    check_steps(rows(BENCHMARKS / "results", "communication_step"))
 
 
 @pytest.mark.slow
 def test_a_fresh_measurement(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "communication.py"), "--quick", "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
-    check(json.loads((tmp_path / "communication-cpu.json").read_text())["rows"])
+    check(rows(tmp_path, "communication"))
+    check_steps(rows(tmp_path, "communication_step"))

@@ -154,7 +154,7 @@ def _settings(table: Accuracies) -> list[Check]:
 
 
 def _rates(table: Accuracies) -> list[Check]:
-    """ "Both of the approaches benefit from large learning rates whenever batch size is increased"."""
+    """That solved layers take larger learning rates, the more so the larger the batch."""
     checks = []
     for optimizer in table.optimizers:
         methods = ("cross-entropy", "l2", "ridge", "proximal")
