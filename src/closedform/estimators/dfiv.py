@@ -184,6 +184,22 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         found = torch.cat(parts).numpy() / len(self.members_)  # pyright: ignore[reportArgumentType, reportCallIssue]
         return found * self._y[1][0] + self._y[0][0]
 
+    def averaged(self, X: Any, W: Any) -> np.ndarray:
+        """The structural function at each row of the controls W, averaged over the treatments X: `(len(W),)`."""
+        check_is_fitted(self, "summary_")
+        if self._controls == 0:
+            raise ValueError("the fit had no controls, so there is nothing to hold while averaging: see predict")
+        W = matrix(W, "W")
+        X, _ = self._inputs(X, np.broadcast_to(W[:1], (len(matrix(X, "X")), W.shape[1])))
+        if W.shape[1] != self._controls:
+            raise ValueError(f"W has {W.shape[1]} columns; the fit had {self._controls} controls")
+        if self._linear:
+            return X.mean(0) @ self.coef_ + self.intercept_ + W @ self.control_coef_
+        x, o = scaled(X, self._x), scaled(W, self._w)
+        with one_thread(), torch.no_grad():
+            found: Any = sum(member.averaged(x, o) for member in self.members_)
+        return found.numpy() / len(self.members_) * self._y[1][0] + self._y[0][0]
+
     @property
     def _linear(self) -> bool:
         return self.summary_.kind == "linear"

@@ -69,6 +69,12 @@ class Member:
         xi = None if self.xi is None or o is None else self.xi(o).double()
         return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
 
+    def averaged(self, x: Tensor, o: Tensor) -> Tensor:
+        """The structural function at each row of o, averaged over x: it is linear in psi."""
+        assert self.xi is not None
+        psi = evaluation.outputs(self.psi, x).mean(0)
+        return self.layers.structural(psi.expand(len(o), -1), evaluation.outputs(self.xi, o))[:, 0]
+
     def expected(self, z: Tensor, o: Tensor | None) -> Tensor:
         """The outcome given instruments."""
         xi = None if self.xi is None or o is None else self.xi(o).double()
