@@ -62,7 +62,11 @@ def _small_figures(app: Any, doctree: Any) -> None:
     """Figures of one or two panels fit on a telephone; the class tells the style sheet."""
     for image in doctree.findall(nodes.image):
         path = Path(app.srcdir, image["uri"])
-        width = re.search(r'<svg[^>]* width="([\d.]+)pt"', path.read_text(encoding="utf-8")) if path.suffix == ".svg" else None
+        width = (
+            re.search(r'<svg[^>]* width="([\d.]+)pt"', path.read_text(encoding="utf-8"))
+            if path.suffix == ".svg"
+            else None
+        )
         if width and float(width[1]) < 450:
             image["classes"].append("small")
 

@@ -1,6 +1,7 @@
 """The examples run, are short, and show what they say."""
 
 import importlib.util
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +24,14 @@ def example(name):
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
 def test_they_are_short(path):
     assert len(path.read_text().splitlines()) <= 100
+
+
+def test_all_are_listed_where_people_look_and_take_quick():
+    page = (FOLDER.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+\.py)` \|", page, re.M)) == sorted(path.name for path in FOLDER.glob("*.py"))
+    for path in FOLDER.glob("*.py"):
+        code = path.read_text(encoding="utf-8")
+        assert "parse_args" not in code or '"--quick"' in code, path.name
 
 
 def test_a_loss_of_ones_own(capsys):

@@ -102,6 +102,19 @@ def test_the_command_line_names_a_missing_extra(tmp_path):
     assert "pip install 'closedform[experiments]'" in result.stderr
 
 
+def test_an_interrupt_while_torch_is_being_imported_leaves_no_traceback():
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from closedform_command import main; main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "")
+
+
 def test_importing_needs_torch_and_numpy_only():
     code = (
         "import sys\n"
