@@ -10,9 +10,9 @@ An all-reduce sends each number twice (to be added up, and the sum back), a gath
 about N = 2 D; the rule compares numbers, since from N = D on the moments also make the smaller system to solve.
 
 Then whole steps under DistributedDataParallel, with the buffers of the model sent around at every forward (as it does unless
-told otherwise) and not: with a learned layer, and with one that is solved by the proximal rule or by the Kalman filter, whose
-memory is a buffer of D x D numbers. A solved layer and its memory are the same on all ranks without that. Counted there are
-the bytes on the wire alone.
+told otherwise) and not: with a learned layer, and with one that the proximal rule or the Kalman filter solves, whose memory
+is a buffer of D x D numbers. A solved layer and its memory are the same on all ranks without that. Counted there are the
+bytes on the wire alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Neural networks whose last, linear layer is solved in closed form at every step.
 
-import closedform as cf
+In a loop:
 
-head = cf.ClosedFormLinear(512, 12, rule=cf.Proximal(lam=1e3))    # was nn.Linear(512, 12)
-for x, y in loader:
-    phi = backbone(x)
-    head.solve(phi, y)                    # the one new line
-    loss = F.mse_loss(head(phi), y)
-    opt.zero_grad(); loss.backward(); opt.step()
+    import closedform as cf
+
+    head = cf.ClosedFormLinear(512, 12, rule=cf.Proximal(lam=1e3))    # was nn.Linear(512, 12)
+    for x, y in loader:
+        phi = backbone(x)
+        head.solve(phi, y)                    # the one new line
+        loss = F.mse_loss(head(phi), y)
+        opt.zero_grad(); loss.backward(); opt.step()
 """
 
 from . import lambdas, losses, probabilities, theory, training

@@ -1,9 +1,11 @@
 """The last layer of a network on fields: a 1x1 convolution whose weights are solved.
 
-head = ClosedFormConv1x1(32, 3, rule=Proximal(lam=10.0))    # was nn.Conv2d(32, 3, kernel_size=1)
-phi = unet(image)                                           # (B, 32, H, W)
-head.solve(phi, y)                                          # y (B, 3, H, W)
-loss = F.mse_loss(head(phi), y)
+In a loop:
+
+    head = ClosedFormConv1x1(32, 3, rule=Proximal(lam=10.0))    # was nn.Conv2d(32, 3, kernel_size=1)
+    phi = unet(image)                                           # (B, 32, H, W)
+    head.solve(phi, y)                                          # y (B, 3, H, W)
+    loss = F.mse_loss(head(phi), y)
 """
 
 from __future__ import annotations
