@@ -3,9 +3,9 @@
     python examples/fno.py [--quick]
 
 Viscous Burgers' equation: from a field at time 0 to the field at time 1. The layer is learned by SGD or solved, both from
-one backbone, on the same batches; each has the best of four learning rates, by its error on fresh fields. A batch of B fields
-on N points is B N rows for the solve. An operator does not see the grid: trained on one point in four, it is used on all.
-`closedform paper fno` is the experiment of the paper.
+one backbone, on the same batches; each has the best of four learning rates, by its error on fresh fields. A batch of B
+fields on N points is B N rows for the solve. An operator does not see the grid: trained on one point in four, it is used on
+all. `closedform paper fno` is the experiment of the paper.
 """
 
 from __future__ import annotations
