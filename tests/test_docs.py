@@ -236,7 +236,8 @@ def test_the_site_needs_no_network_and_its_links_lead_somewhere(site):
             if parts.fragment and target in pages:
                 assert unquote(parts.fragment) in pages[target].ids, f"{path.name}: {link}"
     for style in site.rglob("*.css"):
-        assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style.name
+        for loaded in re.findall(r"url\([\"']?([^\"')]+)", style.read_text(encoding="utf-8")):
+            assert loaded.startswith("data:") or (style.parent / loaded).is_file(), f"{style.name} loads {loaded}"
 
 
 @pytest.mark.slow
@@ -260,5 +261,9 @@ def test_the_site_on_a_telephone(site, scheme):
             page.goto(path.as_uri())
             width = page.evaluate("document.documentElement.scrollWidth")
             wrong += [f"{path.name} is {width} wide"] if width > 390 else []
+        page.goto((site / "equations.html").as_uri())
+        page.evaluate("document.fonts.ready")
+        fonts = page.evaluate("[...document.fonts].filter(font => font.status == 'loaded').map(font => font.family)")
+        wrong += [] if any("STIX Two Math" in font for font in fonts) else [f"formulas have no font, only {fonts}"]
         browser.close()
     assert wrong == []
