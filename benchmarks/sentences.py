@@ -35,6 +35,7 @@ def all_of_them() -> dict[str, Any]:
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
         "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
+        "dfiv": _experiment("dfiv"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "memory": _memory(),
@@ -76,7 +77,8 @@ def _key(word: object) -> str:
 
 
 def _experiment(name: str) -> dict[str, Any]:
-    """The final metric by optimizer, batch size and method; with `_lr`, `_lam`, ... behind it, the setting."""
+    """The final metric by optimizer (where there are several), batch size and method; with `_lr`, `_lam`, ... behind it, the
+    setting."""
     from closedform.report import panels, summary
 
     table, spec = panels.read(ROOT / "results" / name)
@@ -88,7 +90,9 @@ def _experiment(name: str) -> dict[str, Any]:
             for setting, chosen in zip(spec.settings, entry.settings):
                 if chosen[0].isdigit():
                     here[f"{_key(entry.method.key)}_{setting}"] = float(chosen)
-        found.setdefault(facet.names[0], {})[facet.names[1].removeprefix("batch size ")] = here
+        *optimizer, batch_size = facet.names
+        place = found.setdefault(optimizer[0], {}) if optimizer else found
+        place[batch_size.removeprefix("batch size ")] = here
     return found
 
 
