@@ -127,6 +127,29 @@ def fno_end(experiment: str = "fno") -> str:
     return _best(experiment, ".3g", metric="fine", late=False)
 
 
+def fno_seeds() -> str:
+    """The same errors seed by seed, one method's over another's; bold where the 95 % interval of the mean logarithm leaves
+    out 0."""
+    from closedform.experiments import claims_fno
+    from closedform.sweeps import results
+
+    errors = claims_fno.Errors(results.load(RESULTS.parents[1] / "results" / "fno"))
+    pairs = ("l2", "proximal"), ("ridge", "proximal"), ("kalman", "proximal"), ("l2", "ridge"), ("kalman", "l2")
+    body = []
+    for optimizer in errors.optimizers:
+        for size in errors.final[optimizer]:
+            cells = [f"{optimizer}, {size}"]
+            for pair in pairs:
+                one, other = (errors.seeds[optimizer, size, method] for method in pair)
+                ratios = [one[seed] / other[seed] for seed in sorted(one)]
+                logs = [math.log(ratio) for ratio in ratios]
+                shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+                clear = abs(statistics.fmean(logs)) > results.half_width(logs)
+                cells.append(f"**{shown}**" if clear else shown)
+            body.append(cells)
+    return _markdown(["", *(f"{one} / {other}".replace("kalman", "Kalman") for one, other in pairs)], body)
+
+
 def qm9() -> str:
     """Test error on QM9, at the best setting of each method."""
     return _best("qm9", ".4f")
@@ -507,7 +530,8 @@ def iv_card() -> str:
 
 if __name__ == "__main__":
     for table in (
-        qm9, fno, fno_end, shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
+        qm9, fno, fno_end, fno_seeds,
+        shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
