@@ -16,7 +16,7 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # What is handed out, with the programs of other people: DDP under Lightning, two hosts of which one dies, the wheel in a clean
-# environment, the traffic between processes, the built site in a browser, the code on its pages. A minute.
+# environment, the traffic between processes, the built site in a browser, the code on its pages. One to two minutes.
 test-release: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(RELEASE:%=tests/test_%.py)
 
