@@ -18,6 +18,18 @@ def test_the_head_is_found_anywhere():
     assert head_of(shared) is head
 
 
+def test_a_compiled_model_has_the_names_of_the_plain_one():
+    model = torch.nn.Sequential()
+    model.fc = cf.ClosedFormLinear(3, 1)
+    inner = torch.nn.Sequential()
+    inner.body = torch.compile(model)
+    for wrapped, name in ((torch.compile(model), "fc"), (inner, "body.fc"), (torch.compile(inner), "body.fc")):
+        assert head_of(wrapped) is head_of(wrapped, name) is model.fc
+    assert head_of(torch.compile(model), "_orig_mod.fc") is model.fc
+    with pytest.raises(ValueError, match="Sequential has no ClosedFormLinear called 'head'; it has fc"):
+        head_of(torch.compile(model), "head")
+
+
 @pytest.mark.parametrize(
     ("batch", "targets", "message"),
     [
