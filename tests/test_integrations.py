@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,3 +62,10 @@ def test_each_missing_library_is_named_with_the_command_that_installs_it():
         f"closedform.integrations.{name} needs {name}: pip install 'closedform[{name}]'"
         for name in ("lightning", "skorch", "transformers")
     ]
+
+
+def test_the_example_names_the_command_too():
+    example = Path(__file__).parents[1] / "examples" / "fine_tuned_transformer.py"
+    code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(example)!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1].endswith("needs transformers: pip install 'closedform[transformers]'")

@@ -197,7 +197,12 @@ def test_what_the_refit_needs_is_asked_for_at_the_start(host):
     of_model = {"training_step": lambda self, batch, _: F.mse_loss(self.model(batch[0]), batch[1])}
     cases = [
         (data, refit(), of_model | {"forward": L.LightningModule.forward}, r"Module has no forward\(\)"),
-        (data, refit(), of_model | {"forward": lambda self, x: self.model[0](x)}, "without one of its ClosedFormLinear"),
+        (
+            data,
+            refit(),
+            of_model | {"forward": lambda self, x: self.model[0](x)},
+            "without one of its ClosedFormLinear",
+        ),
         (keyed, refit(0.1, "t"), {}, "what of a dict is the input: give it inputs="),
         (keyed, refit(0.1), {}, "batch that is a dict with the keys x, t"),
         (narrow, refit(), {}, r"y must have shape \(5, 2\)"),

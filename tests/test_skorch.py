@@ -134,7 +134,9 @@ def test_bad_use_is_told_in_a_sentence(host):
         regressor(host, module__solved=False).fit(*data())
     with pytest.raises(ValueError, match="no ClosedFormLinear called 'head'; it has fc"):
         regressor(host, callback(name="head")).fit(*data())
-    with pytest.raises(ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training mode"):
+    with pytest.raises(
+        ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training mode"
+    ):
         regressor(host, module__called=False).fit(*data())
     with pytest.raises(ValueError, match="No y-values are given"):  # skorch's own sentence
         regressor(host).fit(data()[0], None)

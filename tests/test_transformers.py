@@ -235,7 +235,6 @@ def test_a_language_model_is_solved_for_what_its_loss_asks_of_it(host, base, eve
 
 
 def test_what_a_model_asks_for_is_told_from_its_bases(host):
-    transformers, _ = host
     small = SMALL["GPT2LMHeadModel"]
 
     def forward(self, *args, labels=None, **kwargs):
@@ -249,7 +248,9 @@ def test_what_a_model_asks_for_is_told_from_its_bases(host):
     model.loss_function = lambda logits, labels, **kwargs: F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert model.solved_targets(model.lm_head, labels)[0].tolist() == labels.tolist()  # a loss of one's own
     tagger = language_model(host, "LlamaForTokenClassification", "score", **SMALL["LlamaForCausalLM"], num_labels=3)
-    assert tagger.loss_type == "ForTokenClassification"  # transformers would take the class "Model" for a language model
+    assert (
+        tagger.loss_type == "ForTokenClassification"
+    )  # transformers would take the class "Model" for a language model
     ids = torch.zeros(2, LENGTH, dtype=torch.long)
     assert tagger.train()(ids, labels=ids).loss.isfinite()
     assert int(tagger.score.step) == 1
@@ -320,6 +321,8 @@ def test_bad_use_is_told_in_a_sentence(host, tmp_path):
         model(ids)
     model.eval()(ids)  # to predict needs none
     model.train().forward = lambda input_ids, labels: input_ids
-    with pytest.raises(ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training"):
+    with pytest.raises(
+        ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training"
+    ):
         model(ids, labels=torch.zeros(2, dtype=torch.long))
     assert int(model.classifier.attempts) == 0

@@ -51,7 +51,8 @@ class ClosedFormMixin:
         super().__init__(*args, **kwargs)
         if getattr(self, "loss_type", None) is None:
             named = (re.search("|".join(LOSS_MAPPING), kind.__name__) for kind in type(self).__mro__)
-            fallback = "ForCausalLM" if self._asks_for_a_loss() else None  # as in transformers, which Trainer does not see
+            # the fallback is that of transformers, which Trainer does not see
+            fallback = "ForCausalLM" if self._asks_for_a_loss() else None
             self.loss_type = next((found.group() for found in named if found), fallback)
         if not hasattr(self, "accepts_loss_kwargs"):
             loss = self._chosen_loss()
