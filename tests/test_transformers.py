@@ -255,6 +255,9 @@ def test_what_a_model_asks_for_is_told_from_its_bases(host):
     assert tagger.train()(ids, labels=ids).loss.isfinite()
     assert int(tagger.score.step) == 1
     assert build(host).accepts_loss_kwargs is False
+    assert language_model(host, **small).accepts_loss_kwargs is True
+    bare = language_model(host, forward=lambda self, input_ids, labels=None: None, **small)
+    assert bare.accepts_loss_kwargs is False  # it has no way to take them
 
 
 def test_resuming_from_a_checkpoint_and_loading_one(host, tmp_path):

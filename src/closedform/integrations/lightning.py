@@ -27,7 +27,7 @@ require("closedform.integrations.lightning", "lightning", "lightning")
 
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402 - only where it is installed
 from lightning.pytorch.callbacks import Callback  # noqa: E402
-from lightning.pytorch.utilities.rank_zero import rank_zero_info  # noqa: E402
+from lightning.pytorch.utilities import rank_zero_info  # noqa: E402
 
 
 class ClosedFormCallback(Callback):

@@ -55,8 +55,9 @@ class ClosedFormMixin:
             fallback = "ForCausalLM" if self._asks_for_a_loss() else None
             self.loss_type = next((found.group() for found in named if found), fallback)
         if not hasattr(self, "accepts_loss_kwargs"):
-            loss = self._chosen_loss()
-            self.accepts_loss_kwargs = loss is not None and "num_items_in_batch" in inspect.signature(loss).parameters
+            loss, taken = self._chosen_loss(), inspect.signature(self.forward).parameters.values()  # type: ignore[attr-defined]
+            divides = loss is not None and "num_items_in_batch" in inspect.signature(loss).parameters
+            self.accepts_loss_kwargs = divides and any(argument.kind is argument.VAR_KEYWORD for argument in taken)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self, torch.nn.Module)
