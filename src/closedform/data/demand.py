@@ -13,6 +13,8 @@ The treatment is p, the covariates are (t, s), the instruments (c, t, s). The te
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .iv import Points, Sample
@@ -49,3 +51,53 @@ def grid() -> Points:
         for axis in np.meshgrid(np.linspace(10, 25, 20), np.linspace(0, 10, 20), np.arange(1.0, 8), indexing="ij")
     )
     return Points(p[:, None], np.stack([t, s], 1), structural(p, t, s))
+
+
+# ---- Proxies instead of instruments ----------------------------------------------------------------
+
+
+class Proxies(NamedTuple):
+    """Treatments A, proxies Z and W of the confounder, and outcomes."""
+
+    A: np.ndarray
+    Z: np.ndarray
+    W: np.ndarray
+    y: np.ndarray
+
+
+def proxies(n: int, seed: int = 0) -> Proxies:
+    """`n` rows of the demand design with proxies (Xu et al. 2021b): demand d is unseen, and moves price and sales.
+
+    d ~ U(0, 10),  Z = (2 sin(pi d / 5), 2 cos(pi d / 5)) + N(0, 1)       fuel prices
+    W = 7 psi(d) + 45 + N(0, 1)                                           views of the page
+    A = 35 + (Z_1 + 3) psi(d) + Z_2 + N(0, 1)                             the price
+    y = A min(exp((W - A) / 10), 5) - 5 psi(d) + N(0, 1)                  sales
+    """
+    if n < 1:
+        raise ValueError(f"expected n from 1 on, got {n}")
+    rng = np.random.default_rng(seed)
+    d = rng.uniform(0, 10, n)
+    angle = np.pi * d / 5
+    Z = np.stack([2 * np.sin(angle), 2 * np.cos(angle)], 1) + rng.standard_normal((n, 2))
+    W = 7 * psi(d) + 45 + rng.standard_normal(n)
+    A = 35 + (Z[:, 0] + 3) * psi(d) + Z[:, 1] + rng.standard_normal(n)
+    y = _sales(A, W) - 5 * psi(d) + rng.standard_normal(n)
+    return Proxies(A[:, None], Z, W[:, None], y)
+
+
+def _sales(price: np.ndarray, views: np.ndarray) -> np.ndarray:
+    return price * np.minimum(np.exp((views - price) / 10), 5)
+
+
+def proxy_curve(prices: np.ndarray) -> np.ndarray:
+    """The mean of y if the price were set, by quadrature.
+
+    >>> proxy_curve(np.array([20.0, 30.0])).round(1)
+    array([61.3, 42.7])
+    """
+    d = (np.arange(2000) + 0.5) / 200
+    nodes, weights = np.polynomial.hermite_e.hermegauss(21)
+    views = 7 * psi(d)[:, None] + 45 + nodes
+    weights = weights / weights.sum() / len(d)
+    means = [(_sales(np.asarray(p), views) * weights).sum() for p in np.asarray(prices, dtype=np.float64)]
+    return np.array(means) - 5 * psi(d).mean()

@@ -1,4 +1,5 @@
-"""Estimators that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, `DFIVRegressor`, and `load`.
+"""Estimators that work like scikit-learn's: `ClosedFormRegressor`, `ClosedFormClassifier`, `DFIVRegressor`,
+`DFPVRegressor`, and `load`.
 
 Needs the extra `sklearn`: pip install 'closedform[sklearn]'.
 """
@@ -9,7 +10,8 @@ require("closedform.estimators", "sklearn", "sklearn")
 
 from .classifier import ClosedFormClassifier  # noqa: E402
 from .dfiv import DFIVRegressor  # noqa: E402
+from .dfpv import DFPVRegressor  # noqa: E402
 from .files import load  # noqa: E402
 from .regressor import ClosedFormRegressor  # noqa: E402
 
-__all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "DFIVRegressor", "load"]
+__all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "DFIVRegressor", "DFPVRegressor", "load"]

@@ -42,9 +42,10 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         (8, 32, 16), and 48 of the controls for more than 4000 rows.
     rule : "proximal", "kalman" or "ridge" (the original method): how the layers are solved in minibatches.
     lam_inner : lambda_12 relative to the features, or "auto": 0.01 or 1, by held-out rows.
-    learning_rate : of AdamW at the start; it falls along half a cosine. "auto" is 0.01, and 0.001 for a backbone.
+    learning_rate : of AdamW at the start; it falls along half a cosine. "auto" is 0.01, and 0.003 for a backbone.
     weight_decay : of AdamW.
-    batch_size, max_iter : of each stage, and the number of outer iterations of a member.
+    batch_size : of each stage.
+    max_iter : the number of outer iterations of a member; "auto" is 100, and 300 for a backbone.
     members : an even number, or 1; every second one has the halves of the one before exchanged.
     validation_fraction : rows held out for choices and diagnostics.
     backbone : an `nn.Module` from `(n, columns of X)` to `(n, features)` for the treatment, copied: for images, say.
@@ -94,7 +95,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         learning_rate: float | str = "auto",
         weight_decay: float = 0.1,
         batch_size: int = 256,
-        max_iter: int = 100,
+        max_iter: int | str = "auto",
         members: int = 2,
         validation_fraction: float = HOLD_OUT,
         backbone: nn.Module | None = None,
@@ -146,7 +147,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         _check_auto("learning_rate", self.learning_rate, _is_positive, "a positive number")
         if self.rule == "ridge" and self.lam_inner != "auto":
             raise ValueError(f'lam_inner is {self.lam_inner!r}, and rule="ridge" has no lambda inside: expected "auto"')
-        for name in ("batch_size", "max_iter", "members"):
+        _check_auto("max_iter", self.max_iter, _is_count, "a positive integer")
+        for name in ("batch_size", "members"):
             if not _is_count(getattr(self, name)) or isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.members > 1 and self.members % 2:
@@ -183,6 +185,22 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             ]
         found = torch.cat(parts).numpy() / len(self.members_)  # pyright: ignore[reportArgumentType, reportCallIssue]
         return found * self._y[1][0] + self._y[0][0]
+
+    def averaged(self, X: Any, W: Any) -> np.ndarray:
+        """The structural function at each row of the controls W, averaged over the treatments X: `(len(W),)`."""
+        check_is_fitted(self, "summary_")
+        if self._controls == 0:
+            raise ValueError("the fit had no controls, so there is nothing to hold while averaging: see predict")
+        W = matrix(W, "W")
+        X, _ = self._inputs(X, np.broadcast_to(W[:1], (len(matrix(X, "X")), W.shape[1])))
+        if W.shape[1] != self._controls:
+            raise ValueError(f"W has {W.shape[1]} columns; the fit had {self._controls} controls")
+        if self._linear:
+            return X.mean(0) @ self.coef_ + self.intercept_ + W @ self.control_coef_
+        x, o = scaled(X, self._x), scaled(W, self._w)
+        with one_thread(), torch.no_grad():
+            found: Any = sum(member.averaged(x, o) for member in self.members_)
+        return found.numpy() / len(self.members_) * self._y[1][0] + self._y[0][0]
 
     @property
     def _linear(self) -> bool:

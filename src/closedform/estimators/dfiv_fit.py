@@ -70,12 +70,17 @@ def attributes(
     return shape | scales | {"members_": trained, "summary_": summary}
 
 
+def iterations(settings: DFIVRegressor) -> int:
+    """Of a member."""
+    return int(settings.max_iter) if settings.max_iter != "auto" else 100 if settings.backbone is None else 300
+
+
 def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
     sizes, widths, rate = settings.hidden_layer_sizes, settings.n_features, settings.learning_rate
     if isinstance(widths, str):
         widths = (8, 32, 48 if len(data.X) > 4000 else 16)
     if isinstance(rate, str):
-        rate = 0.01 if settings.backbone is None else 0.001
+        rate = 0.01 if settings.backbone is None else 0.003
     d, k, q = (int(width) for width in widths)
     return Design(
         inputs=data.X.shape[1],
@@ -86,7 +91,7 @@ def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
         widths=(d, k, q),
         rule=settings.rule,
         inner=members.INNER[0],
-        iterations=int(settings.max_iter),
+        iterations=iterations(settings),
         batch=min(int(settings.batch_size), rows),
         learning_rate=float(rate),
         weight_decay=float(settings.weight_decay),
@@ -118,7 +123,7 @@ def train(
         kind = "backbone" if settings.backbone is not None else settings.treatment
         designs = members.candidates(base, kind, settings.lam_inner)
     designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
-    total = settings.max_iter * (len(designs) + settings.members - 1)
+    total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
     best, tried = members.chosen(designs, data, first, held, settings.backbone, tick)
     trials = [best]

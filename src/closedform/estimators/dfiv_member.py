@@ -26,6 +26,7 @@ FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one,
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
+BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
 FORGET = 0.99
 HOLD_OUT = 0.15
 DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
@@ -68,6 +69,12 @@ class Member:
         """The structural function, differentiable in x."""
         xi = None if self.xi is None or o is None else self.xi(o).double()
         return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
+
+    def averaged(self, x: Tensor, o: Tensor) -> Tensor:
+        """The structural function at each row of o, averaged over x: it is linear in psi."""
+        assert self.xi is not None
+        psi = evaluation.outputs(self.psi, x).mean(0)
+        return self.layers.structural(psi.expand(len(o), -1), evaluation.outputs(self.xi, o))[:, 0]
 
     def expected(self, z: Tensor, o: Tensor | None) -> Tensor:
         """The outcome given instruments."""
@@ -141,7 +148,8 @@ def _rules(design: Design) -> Rules:
         return Rules.ridge(relative(0.1), relative(0.1))
     if design.rule == "kalman":
         return Rules(Kalman(FORGET), Proximal(inner), Kalman(FORGET))
-    return Rules.proximal(relative(LAM_1), relative(LAM_2), inner)
+    lam_2 = BACKBONE_LAM_2 if design.treatment == "backbone" else LAM_2
+    return Rules.proximal(relative(LAM_1), relative(lam_2), inner)
 
 
 def fitted(
@@ -154,6 +162,7 @@ def fitted(
 ) -> Trial:
     """Train a member, and solve for the layers that may be taken."""
     psi, phi, xi, widths = build(design, backbone)
+    image = design.treatment == "backbone"
     model = DFIV(
         psi,
         phi,
@@ -162,7 +171,7 @@ def fitted(
         rules=_rules(design),
         lr=design.learning_rate,
         weight_decay=design.weight_decay,
-        T1=2,
+        T1=BACKBONE_T1 if image else 2,
         covariate_steps=4 if design.controls else 0,
         order="solve",
         generator=torch.Generator().manual_seed(design.seed + 1),
@@ -174,6 +183,7 @@ def fitted(
         iterations=design.iterations,
         batch_size=design.batch,
         lr=design.learning_rate,
+        fresh=not image,
         seed=design.seed,
         after=None if tick is None else lambda _: tick(),
     )
