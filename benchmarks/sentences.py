@@ -31,10 +31,11 @@ AIMS = {"captured": 1.02, "eager": 1.05}
 def all_of_them() -> dict[str, Any]:
     return {
         "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms(), "zeros": _zeros()},
-        "fno": _experiment("fno") | {"paper": _by_the_end(), "sooner": _sooner()},
+        "fno": _experiment("fno") | {"seeds": _by_seed(), "paper": _by_the_end(), "sooner": _sooner()},
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
         "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
+        "dfiv": _experiment("dfiv"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "memory": _memory(),
@@ -76,7 +77,8 @@ def _key(word: object) -> str:
 
 
 def _experiment(name: str) -> dict[str, Any]:
-    """The final metric by optimizer, batch size and method; with `_lr`, `_lam`, ... behind it, the setting."""
+    """The final metric by optimizer (where there are several), batch size and method; with `_lr`, `_lam`, ... behind it, the
+    setting."""
     from closedform.report import panels, summary
 
     table, spec = panels.read(ROOT / "results" / name)
@@ -88,55 +90,64 @@ def _experiment(name: str) -> dict[str, Any]:
             for setting, chosen in zip(spec.settings, entry.settings):
                 if chosen[0].isdigit():
                     here[f"{_key(entry.method.key)}_{setting}"] = float(chosen)
-        found.setdefault(facet.names[0], {})[facet.names[1].removeprefix("batch size ")] = here
+        *optimizer, batch_size = facet.names
+        place = found.setdefault(optimizer[0], {}) if optimizer else found
+        place[batch_size.removeprefix("batch size ")] = here
     return found
 
 
-def _by_the_end() -> dict[str, float]:
-    """Ridge over proximal on Burgers' equation under SGD, chosen and measured after the last step alone."""
+def _burgers(name: str = "fno", seed: int | None = None, at_end: bool = False) -> Any:
+    """The errors on Burgers' equation, of all seeds or of one."""
     from closedform.experiments import claims_fno
     from closedform.sweeps import results
 
-    errors = claims_fno.Errors(results.load(ROOT / "results" / "fno"), at_end=True)
-    ratios = errors.ratios("sgd", "ridge", ["proximal"], (8, 32, 128))
-    return {str(size): ratio for size, ratio in ratios.items()}
+    table = results.load(ROOT / "results" / name)
+    return claims_fno.Errors(table if seed is None else table[table["seed"] == seed], at_end=at_end)
+
+
+def _by_seed() -> dict[str, Any]:
+    """Errors on Burgers' equation seed by seed at the chosen settings, their median, and the largest over the least."""
+    found: dict[str, Any] = {}
+    for (optimizer, size, method), own in _burgers().seeds.items():
+        told = {"median": statistics.median(own.values()), "spread": max(own.values()) / min(own.values())}
+        here = found.setdefault(optimizer, {}).setdefault(str(size), {})
+        here[method] = {str(seed): error for seed, error in own.items()} | told
+    return found
+
+
+def _by_the_end() -> dict[str, dict[str, dict[str, float]]]:
+    """The first seed alone, whose twelve settings a method were all run: errors on Burgers' equation where the setting is
+    chosen after the last step and measured there, as in the paper."""
+    final = _burgers(seed=0, at_end=True).final
+    return {o: {str(size): row for size, row in sizes.items()} for o, sizes in final.items()}
 
 
 def _sooner() -> dict[str, Any]:
-    """How many times fewer steps than l2, on Burgers' equation under SGD."""
-    from closedform.experiments import claims_fno
-    from closedform.sweeps import results
-
-    errors = claims_fno.Errors(results.load(ROOT / "results" / "fno"))
-    return {
-        method: {str(size): found.times for size, found in errors.sooner("sgd", method).items()}
-        for method in claims_fno.SOLVED
-    }
+    """How many times fewer steps than l2 on Burgers' equation, by the mean over the seeds (`all`) and by each seed."""
+    found: dict[str, Any] = {}
+    for name, seed in {"all": None, **{str(seed): seed for seed in range(3)}}.items():
+        errors = _burgers(seed=seed)
+        for optimizer in errors.optimizers:
+            for method in ("ridge", "proximal", "kalman"):
+                times = {str(size): one.times for size, one in errors.sooner(optimizer, method).items()}
+                found.setdefault(name, {}).setdefault(optimizer, {})[method] = times
+    return found
 
 
 def _seeds() -> dict[str, Any]:
     """On the small copy of Burgers' equation: the largest error of a seed over the least at the chosen setting
     (`spread`), and ridge over the better of l2 and proximal at batch size 2, seed by seed (`ridge`)."""
-    from closedform.experiments import fno
-    from closedform.report import panels
-    from closedform.sweeps import results
-
-    table, spec = panels.read(ROOT / "results" / "fno_small")
-    runs, by = panels.finished(table, spec), ["optimizer", "batch_size", "method"]
-    errors: dict[tuple, Any] = {}
-    for row in panels.each(results.best(runs, by, fno.SETTINGS, failed=spec.failed)):
-        own = results.rows_of(runs, row, [*by, *fno.SETTINGS])
-        errors[row["optimizer"], int(row["batch_size"]), row["method"]] = own.set_index("seed")["final"].sort_index()
+    errors = _burgers("fno_small").seeds
     found: dict[str, Any] = {"spread": {}, "ridge": {}}
     for (optimizer, size, method), own in errors.items():
         here = found["spread"].setdefault(optimizer, {}).setdefault(str(size), {})
-        here[method] = own.max() / own.min()
-    for optimizer in fno.OPTIMIZERS:
+        here[method] = max(own.values()) / min(own.values())
+    for optimizer in ("sgd", "adam"):
         spreads = [s for here in found["spread"][optimizer].values() for s in here.values() if s > 1]
         found["spread"][optimizer]["median"] = statistics.median(spreads)
-        least = errors[optimizer, 2, "l2"].combine(errors[optimizer, 2, "proximal"], min)
-        ratios = errors[optimizer, 2, "ridge"] / least
-        found["ridge"][optimizer] = {"least": ratios.min(), "most": ratios.max()}
+        ridge, learned, proximal = (errors[optimizer, 2, method] for method in ("ridge", "l2", "proximal"))
+        ratios = [ridge[seed] / min(learned[seed], proximal[seed]) for seed in ridge]
+        found["ridge"][optimizer] = {"least": min(ratios), "most": max(ratios)}
     return found
 
 

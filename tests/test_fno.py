@@ -245,6 +245,34 @@ def test_a_spike_at_the_last_step_is_no_error_of_the_method(tmp_path):
     assert result.figures == "ridge / proximal: 128: 1.21; by the end alone 128: 1.32, by which it does not hold"
 
 
+def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
+    first = table(as_claimed())
+    more = [
+        first.assign(seed=seed, **{c: first[c] * scale for c in ("validation", "test")})
+        for seed, scale in ((2, 3), (1, 2))
+    ]
+    other = first.assign(lr=7.0, validation=first["validation"] / 2, test=9.0)  # better, but with one seed alone
+    errors = claims_fno.Errors(pd.concat([first, *more, other], ignore_index=True))
+    for (optimizer, size, method), error in as_claimed().items():
+        own = errors.seeds[optimizer, size, method]
+        assert own == pytest.approx({0: error, 1: 2 * error, 2: 3 * error})
+        assert list(own) == [0, 1, 2]
+        assert errors.final[optimizer][size][method] == pytest.approx(2 * error)
+
+
+def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
+    made = tables().fno_seeds()
+    cells = [cell for line in made.splitlines()[2:] for cell in line.split(" | ")[1:]]
+    bold = 0
+    for cell in cells:
+        logs = np.log([float(ratio) for ratio in re.findall(r"[\d.]+", cell)])
+        low, high = (logs.mean() + sign * 4.303 * logs.std(ddof=1) / 3**0.5 for sign in (-1, 1))
+        assert (low > 0 or high < 0) == ("**" in cell), cell
+        bold += "**" in cell
+    page = " ".join((ROOT / "docs" / "fno.md").read_text().split())
+    assert f"Of {len(cells)} comparisons in the table {bold} are bold" in page
+
+
 def test_l2_is_no_sooner_than_itself(tmp_path):
     for folder in (ROOT / "results" / "fno", ROOT / "results" / "fno_small"):
         errors = claims_fno.Errors(results.load(folder))
@@ -313,7 +341,7 @@ def test_bad_input_is_named(arguments, message, tmp_path):
 def test_the_page_about_burgers_has_the_committed_results():
     page = (ROOT / "docs" / "fno.md").read_text()
     made = tables()
-    for table in (made.fno, made.fno_end, made.fno_peer, made.shared_memory):
+    for table in (made.fno, made.fno_end, made.fno_seeds, made.fno_peer, made.shared_memory):
         assert table() in page, table.__name__
     assert made.fno("fno_small") in page
     assert made.fno_end("fno_small") in page

@@ -7,6 +7,9 @@ Two rules give an error for each method:
 * *at the end*: the setting with the least validation error after the last step, and the test error on all points there. The
   paper chooses so; but one step is one draw of a curve that may have spikes, which the paper smooths for its figures.
 
+Where more seeds were run at the settings alone that the first ones had chosen, both rules have only those settings left, and
+the second is another measurement of the same models.
+
 A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
 soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
 or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. The paper gives
@@ -46,7 +49,8 @@ class Sooner:
 
 
 class Errors:
-    """Errors at the best settings, and how soon they are reached; by the second rule if `at_end`."""
+    """Errors at the best settings, as means over the seeds (`final`) and seed by seed (`seeds`), and how soon they are
+    reached; by the second rule if `at_end`."""
 
     def __init__(self, table: pd.DataFrame, at_end: bool = False):
         self.optimizers = [o for o in experiment.OPTIMIZERS if o in set(table["optimizer"])]
@@ -57,10 +61,13 @@ class Errors:
         metric = "fine" if at_end else "test"
         runs = results.finished(measured, told, select="validation", metric=metric, late=not at_end)
         self.final: dict[str, dict[int, dict[str, float]]] = {}
+        self.seeds: dict[tuple[str, int, str], dict[int, float]] = {}
         self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
         for row in panels.each(results.best(runs, columns, experiment.SETTINGS, failed=experiment.FAILED)):
             optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
             self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
+            own = results.rows_of(runs, row, told).sort_values("seed")
+            self.seeds[optimizer, size, method] = dict(zip(map(int, own["seed"]), map(float, own["final"])))
             self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, told), "test")
 
     def ratios(self, optimizer: str, one: str, others: Sequence[str], sizes: Sequence[int]) -> dict[int, float]:

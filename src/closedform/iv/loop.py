@@ -106,8 +106,8 @@ def train(
     """Iterations `start` to `iterations` of Algorithm 3. Returns the model.
 
     batch_size: of stage one, and of stage two where `second_batch` is not given.
-    fresh: whether each of the T1 inner steps has a stage-one batch of its own; the paper draws one for all, which in the same
-        time was better on sprites and as good on demand (docs/iv.md).
+    fresh: whether each of the T1 inner steps has a stage-one batch of its own; the paper draws one for all, which in the
+        same time was better on sprites and as good on demand (docs/iv.md).
     decay: whether the learning rate falls along half a cosine.
     start: with a model restored from the state after so many iterations, the rest is as if it had not been stopped.
     after: called with the number of iterations taken.
