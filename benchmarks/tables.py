@@ -529,6 +529,16 @@ def dfiv_defaults() -> str:
     return _markdown(["task", "batches", "first", "error", "over one, solve", "lower in", "CPU s"], body)
 
 
+def dfpv() -> str:
+    """Proxy variables against regressions on the demand design (docs/iv.md)."""
+    names = ("proxies", "price alone", "price and proxies")
+    body = [
+        [f"{row['n']:,}", *(f"{row['means'][name]:.3g}" for name in names), f"{row['means']['cpu_s']:.2g}"]
+        for row in _rows("dfpv-cpu")
+    ]
+    return _markdown(["rows", "`DFPVRegressor`", *(f"regression on {name}" for name in names[1:]), "fit, CPU s"], body)
+
+
 def iv_card() -> str:
     """What a year of schooling does to the logarithm of the wage (docs/iv.md)."""
     (row,) = _rows("iv_card-cpu")
@@ -552,7 +562,7 @@ if __name__ == "__main__":
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
-        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, iv_card,
+        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfpv, iv_card,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

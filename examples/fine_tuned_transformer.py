@@ -15,17 +15,18 @@ import tempfile
 from pathlib import Path
 
 import torch
-import transformers
-from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer, TrainingArguments
 
 import closedform as cf
-from closedform.integrations.transformers import ClosedFormMixin
+from closedform.integrations.transformers import ClosedFormMixin  # first, since it says what to install
+
+# isort: split
+import transformers
 
 WORDS = "[PAD] a the film plot ending was is not very quite good great fine bad awful dull".split()  # noqa: SIM905
 
 
-class Classifier(ClosedFormMixin, DistilBertForSequenceClassification):
-    def __init__(self, config: DistilBertConfig):
+class Classifier(ClosedFormMixin, transformers.DistilBertForSequenceClassification):
+    def __init__(self, config: transformers.DistilBertConfig):
         super().__init__(config)
         cf.replace_last_linear(self, "classifier", rule=cf.Proximal(), loss=cf.CrossEntropy())
 
@@ -63,7 +64,7 @@ def main(quick: bool = False, pretrained: str | None = None, tsv: Path | None = 
     torch.manual_seed(0)
     if pretrained is None:
         sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 8}
-        model, encode = Classifier(DistilBertConfig(vocab_size=len(WORDS), **sizes)), by_word
+        model, encode = Classifier(transformers.DistilBertConfig(vocab_size=len(WORDS), **sizes)), by_word
     else:
         tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
         encode = lambda texts: tokenizer(texts, padding=True, truncation=True, return_tensors="pt")  # noqa: E731
@@ -71,7 +72,7 @@ def main(quick: bool = False, pretrained: str | None = None, tsv: Path | None = 
     data = samples(encode(texts), classes)
     held = len(data) // 5
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
+        arguments = transformers.TrainingArguments(
             folder,
             num_train_epochs=8 if quick else 6,
             per_device_train_batch_size=32,
@@ -82,7 +83,7 @@ def main(quick: bool = False, pretrained: str | None = None, tsv: Path | None = 
             disable_tqdm=quick,
             dataloader_pin_memory=torch.cuda.is_available(),
         )
-        trainer = Trainer(model, arguments, train_dataset=data[held:])  # nothing new here
+        trainer = transformers.Trainer(model, arguments, train_dataset=data[held:])  # nothing new here
         trainer.train()
         logits = torch.as_tensor(trainer.predict(data[:held]).predictions)
     accuracy = float((logits.argmax(1) == torch.tensor(classes[:held])).float().mean())

@@ -137,6 +137,7 @@ def test_the_page_has_the_committed_results():
     page = (ROOT / "docs" / "iv.md").read_text()
     assert tables.dfiv() in page
     assert tables.iv_card() in page
+    assert tables.dfpv() in page
     assert json.loads((ROOT / "benchmarks/results/iv_card-cpu.json").read_text())["rows"][0]["summary"] in page
     assert claims.markdown(claims.check("dfiv", ROOT / "results" / "dfiv")) in page
     for figure in re.findall(r"\]\((figures/\S+)\)", page):
@@ -144,7 +145,7 @@ def test_the_page_has_the_committed_results():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dfiv", "iv_card"])
+@pytest.mark.parametrize("name", ["dfiv", "iv_card", "dfpv"])
 def test_the_benchmarks_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     subprocess.run([sys.executable, str(script), "--quick", "--out", str(tmp_path)], check=True, capture_output=True)

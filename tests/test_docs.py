@@ -139,7 +139,7 @@ def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what other people's libraries have to say about each other
-@pytest.mark.parametrize("library", ["lightning", "skorch"])
+@pytest.mark.parametrize("library", ["lightning", "skorch", "transformers"])
 def test_the_page_about_trainers_runs(library, tmp_path, monkeypatch):
     pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
@@ -147,6 +147,12 @@ def test_the_page_about_trainers_runs(library, tmp_path, monkeypatch):
     (block,) = (block for block in blocks if f"closedform.integrations.{library}" in block)
     space = {"__name__": "page"}
     exec(setting + block, space)  # the page is ours
+    if library == "transformers":
+        model, tokens = space["classifier"].eval(), space["tokens"]
+        assert int(model.classifier.step) == 48
+        with torch.no_grad():
+            assert float((model(tokens).logits.argmax(1) == (tokens[:, 0] >= 32)).double().mean()) > 0.9
+        return
     model = space["module"].model if library == "lightning" else space["net"].module_
     assert int(model[2].step) >= 12
     with torch.no_grad():

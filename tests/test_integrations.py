@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,18 @@ def test_the_head_is_found_anywhere():
     assert head_of(model) is head_of(model, "a.1") is head_of(head) is head
     shared = torch.nn.ModuleList([head, head])  # one layer under two names is one layer
     assert head_of(shared) is head
+
+
+def test_a_compiled_model_has_the_names_of_the_plain_one():
+    model = torch.nn.Sequential()
+    model.fc = cf.ClosedFormLinear(3, 1)
+    inner = torch.nn.Sequential()
+    inner.body = torch.compile(model)
+    for wrapped, name in ((torch.compile(model), "fc"), (inner, "body.fc"), (torch.compile(inner), "body.fc")):
+        assert head_of(wrapped) is head_of(wrapped, name) is model.fc
+    assert head_of(torch.compile(model), "_orig_mod.fc") is model.fc
+    with pytest.raises(ValueError, match="Sequential has no ClosedFormLinear called 'head'; it has fc"):
+        head_of(torch.compile(model), "head")
 
 
 @pytest.mark.parametrize(
@@ -49,3 +62,10 @@ def test_each_missing_library_is_named_with_the_command_that_installs_it():
         f"closedform.integrations.{name} needs {name}: pip install 'closedform[{name}]'"
         for name in ("lightning", "skorch", "transformers")
     ]
+
+
+def test_the_example_names_the_command_too():
+    example = Path(__file__).parents[1] / "examples" / "fine_tuned_transformer.py"
+    code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(example)!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1].endswith("needs transformers: pip install 'closedform[transformers]'")

@@ -35,7 +35,7 @@ def net(rule=None, seed=0, dtype=torch.float64, **kwargs):
     return torch.nn.Sequential(body, cf.ClosedFormLinear(6, 2, rule=rule, dtype=dtype, **kwargs))
 
 
-def module(L, model, forward=True):
+def module(L, model, **methods):
     class Module(L.LightningModule):
         def __init__(self):
             super().__init__()
@@ -46,23 +46,23 @@ def module(L, model, forward=True):
 
         def training_step(self, batch, _):
             x, y = (batch["x"], batch["t"]) if isinstance(batch, dict) else batch[:2]
-            out = self(x) if forward else self.model[0](x)[:, :2]
-            return F.mse_loss(out, y)
+            return F.mse_loss(self(x), y)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    return Module()
+    return type("Module", (Module,), methods)()
 
 
-def fit(host, model, data, *callbacks, forward=True, ckpt=None, **kwargs):
+def fit(host, model, data, *callbacks, ckpt=None, methods=None, **kwargs):
     L, _ = host
     quiet = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "enable_model_summary": False}
     quiet |= {"enable_checkpointing": False, "logger": False, "max_epochs": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice about workers and loggers
         trainer = L.Trainer(callbacks=list(callbacks), **quiet | kwargs)
-        trainer.fit(module(L, model, forward), torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=ckpt)
+        loader = torch.utils.data.DataLoader(data, batch_size=None) if isinstance(data, list) else data
+        trainer.fit(module(L, model, **methods or {}), loader, ckpt_path=ckpt)
     return trainer
 
 
@@ -129,6 +129,119 @@ def test_refit_at_the_end_is_refit_after_the_loop(host):
     assert ours[-1].training == theirs[-1].training
 
 
+def moved(batch):
+    return batch[0] * 3 + 1, batch[1] * 10
+
+
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+def test_refit_sees_the_batches_that_training_sees(host, hook):
+    data = batches(STEPS)
+    ours, theirs = net(), plain(net(), [moved(batch) for batch in data])
+    cf.refit_(theirs[-1], theirs, [moved(batch) for batch in data], beta=0.1)
+    methods = {hook: lambda self, batch, *_: moved(batch)}
+    fit(host, ours, data, host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1), methods=methods)
+    same(ours, theirs)
+    wrong = plain(net(), [moved(batch) for batch in data])
+    cf.refit_(wrong[-1], wrong, data, beta=0.1)
+    assert relative(wrong[-1].weight, theirs[-1].weight) > 0.1
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("64-true", torch.float64)])
+def test_refit_in_true_precision(host, precision, dtype):
+    data = batches(STEPS, dtype=torch.float32)
+    cast = [(x.to(dtype), y.to(dtype)) for x, y in data]
+    rule = cf.Proximal(1.0)
+    ours, theirs = net(rule, dtype=torch.float32), plain(net(rule, dtype=torch.float32).to(dtype), cast)
+    cf.refit_(theirs[-1], theirs, cast, beta=0.1)
+    callbacks = host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1)
+    fit(host, ours, data, *callbacks, precision=precision)
+    assert ours[-1].weight.dtype == dtype
+    same(ours, theirs)
+
+
+def endless():
+    while True:
+        yield from batches(STEPS)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return endless()
+
+
+def test_refit_reads_an_epoch_of_whatever_loader_there_is(host):
+    data = batches(STEPS)
+    theirs = plain(net(), data)
+    cf.refit_(theirs[-1], theirs, data, beta=0.1)
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    callbacks = host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1)
+    ours = net()
+    fit(host, ours, stream, *callbacks, limit_train_batches=STEPS)
+    same(ours, theirs)
+    several = {"a": torch.utils.data.DataLoader(data, batch_size=None)}
+    ours, of_a = net(), {"training_step": lambda self, batch, _: F.mse_loss(self(batch["a"][0]), batch["a"][1])}
+    callbacks = (
+        host[1].ClosedFormCallback(lambda batch: batch["a"][1]),
+        host[1].RefitHead(0.1, lambda batch: batch["a"][1], lambda batch: batch["a"][0]),
+    )
+    fit(host, ours, several, *callbacks, methods=of_a)
+    same(ours, theirs)
+
+
+def test_what_the_refit_needs_is_asked_for_at_the_start(host):
+    """And not after hours of training: no step is taken, and nothing is drawn from the generator for it."""
+    L, lightning = host
+    refit, data = lightning.RefitHead, batches(STEPS)
+    keyed = [{"x": x, "t": y} for x, y in data]
+    narrow = [(x, y[:, :1]) for x, y in data]
+    of_model = {"training_step": lambda self, batch, _: F.mse_loss(self.model(batch[0]), batch[1])}
+    cases = [
+        (data, refit(), of_model | {"forward": L.LightningModule.forward}, r"Module has no forward\(\)"),
+        (
+            data,
+            refit(),
+            of_model | {"forward": lambda self, x: self.model[0](x)},
+            "without one of its ClosedFormLinear",
+        ),
+        (keyed, refit(0.1, "t"), {}, "what of a dict is the input: give it inputs="),
+        (keyed, refit(0.1), {}, "batch that is a dict with the keys x, t"),
+        (narrow, refit(), {}, r"y must have shape \(5, 2\)"),
+    ]
+    for batch, callback, methods, message in cases:
+        model = net()
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            fit(host, model, batch, callback, methods=methods)
+        assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items()), message
+    noisy = {"forward": lambda self, x: self.model(x + 0.1 * torch.randn_like(x))}
+    with_refit, without = net(), net()
+    for model, callbacks in ((with_refit, [refit(0.1)]), (without, [])):
+        torch.manual_seed(0)
+        fit(host, model, data, lightning.ClosedFormCallback(), *callbacks, methods=noisy)
+    same(with_refit[0], without[0])
+
+
+def test_checkpoints_of_training_hold_the_head_that_training_goes_on_with(host, tmp_path, caplog):
+    L, lightning = host
+    data, whole, first, second = batches(STEPS), net(), net(), net(seed=1)
+    callback, refit = lightning.ClosedFormCallback(), lightning.RefitHead(beta=0.1)
+    saving = L.callbacks.ModelCheckpoint(tmp_path, save_last=True)
+    fit(host, whole, data, callback, refit, max_epochs=2)
+    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
+        trainer = fit(host, first, data, callback, refit, saving, enable_checkpointing=True)
+    assert "trainer.save_checkpoint(path) saves it" in caplog.text
+    fit(host, second, data, callback, refit, max_epochs=2, ckpt=saving.last_model_path)
+    same(second, whole)
+    trainer.save_checkpoint(tmp_path / "refitted.ckpt")
+    last, refitted = (
+        torch.load(path, weights_only=False)["state_dict"]["model.1.weight"]
+        for path in (saving.last_model_path, tmp_path / "refitted.ckpt")
+    )
+    assert torch.equal(refitted, first[-1].weight)
+    assert torch.equal(last, plain(net(), data)[-1].weight)
+    assert relative(last, refitted) > 1e-3
+
+
 def test_targets_under_a_key_and_with_weights(host):
     _, lightning = host
     data = batches(STEPS)
@@ -165,9 +278,7 @@ def test_bad_use_is_told_in_a_sentence(host):
     with pytest.raises(ValueError, match="targets='y' to find a tensor in it"):
         fit(host, net(), keyed, callback("y"))
     with pytest.raises(ValueError, match="ended without a forward of the ClosedFormLinear"):
-        fit(host, net(), data, callback(), forward=False)
-    with pytest.raises(ValueError, match="give it inputs="):
-        fit(host, net(), keyed, callback("t"), lightning.RefitHead(0.1, "t"))
+        fit(host, net(), data, callback(), methods={"forward": lambda self, x: self.model[0](x)[:, :2]})
     with pytest.raises(ValueError, match="beta"):
         lightning.RefitHead(beta=-1.0)
 

@@ -20,15 +20,17 @@ def host():
 
 
 class Model(torch.nn.Module):
-    def __init__(self, forget=0.9, solved=True, loss=None):
+    def __init__(self, forget=0.9, solved=True, loss=None, called=True):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh())
         self.fc = cf.ClosedFormLinear(6, 2, rule=cf.Kalman(forget, lam=1.0), loss=loss)
         if not solved:
             self.fc = torch.nn.Linear(6, 2)
+        self.called = called
 
     def forward(self, x):
-        return self.fc(self.net(x))
+        phi = self.net(x)
+        return self.fc(phi) if self.called else phi[:, :2]
 
 
 def data():
@@ -117,12 +119,25 @@ def test_validation_batches_are_not_solved_and_partial_fit_goes_on(host):
     assert relative(net.module_.fc.weight, before) > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore")  # those of torch.compile about itself
+def test_a_named_head_in_a_compiled_module(host):
+    compiled = {"compile": True, "compile__backend": "eager"}  # without the minutes that generated code takes
+    net = regressor(host, host[1](name="fc"), **compiled).fit(*data())
+    expected = plain()
+    assert int(net.module_.fc.step) == int(expected.fc.step) == 16
+    assert relative(net.module_.fc.weight, expected.fc.weight) < 1e-5
+
+
 def test_bad_use_is_told_in_a_sentence(host):
     _, callback = host
     with pytest.raises(ValueError, match="Model has no ClosedFormLinear, so there is nothing to solve"):
         regressor(host, module__solved=False).fit(*data())
     with pytest.raises(ValueError, match="no ClosedFormLinear called 'head'; it has fc"):
         regressor(host, callback(name="head")).fit(*data())
+    with pytest.raises(
+        ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training mode"
+    ):
+        regressor(host, module__called=False).fit(*data())
     with pytest.raises(ValueError, match="No y-values are given"):  # skorch's own sentence
         regressor(host).fit(data()[0], None)
     with pytest.raises(ValueError, match=r"y must have shape \(5, 2\) to go with phi \(5, 6\), got \(5, 1\)"):

@@ -27,8 +27,6 @@ def build(host, kind="classes", rule=None, solved=True, seed=0):
     base = {"tokens": "BertForTokenClassification"}.get(kind, "BertForSequenceClassification")
 
     class Model(mixin, getattr(transformers, base)):
-        accepts_loss_kwargs = False  # its loss is a micro-batch's mean, which Trainer then divides
-
         def __init__(self, config):
             super().__init__(config)
             if solved:
@@ -42,7 +40,7 @@ def build(host, kind="classes", rule=None, solved=True, seed=0):
     return Model(transformers.BertConfig(**sizes, **dropout))
 
 
-def data(kind="classes"):
+def data(kind="classes", ignored=0.0):
     g = torch.Generator().manual_seed(0)
     rows = ROWS * STEPS
     ids = torch.randint(20, (rows, LENGTH), generator=g)
@@ -52,6 +50,8 @@ def data(kind="classes"):
     if kind == "tokens":
         labels = torch.randint(3, (rows, LENGTH), generator=g)
         labels[torch.rand(rows, LENGTH, generator=g) < 0.3] = -100
+    if ignored:
+        labels[torch.rand(rows, generator=g) < ignored] = -100
     # "note" is no argument of forward, and Trainer drops it by forward's signature
     return [{"input_ids": i, "labels": y, "note": 0} for i, y in zip(ids, labels)]
 
@@ -78,8 +78,9 @@ def plain(model, samples, kind="classes", *, every=1, bf16=False):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             out = encode(ids)
             phi = out[0] if kind == "tokens" else out[1]
-            weight = (y != -100).float() if kind == "tokens" else None
-            model.classifier.solve(phi, y[:, None] if kind == "regression" else y.clamp(min=0), weight)
+            weight = None if kind == "regression" else (y != -100).float()
+            if weight is None or weight.any():
+                model.classifier.solve(phi, y[:, None] if kind == "regression" else y.clamp(min=0), weight)
             z = model.classifier(phi)
             if kind == "regression":
                 loss = F.mse_loss(z[:, 0], y)
@@ -108,12 +109,155 @@ def test_the_weights_are_the_plain_loops(host, kind, tmp_path):
     assert int(model.classifier.rejected) == 0
 
 
-def test_accumulation_and_bf16(host, tmp_path):
+@pytest.mark.parametrize("kind", ["classes", "regression", "tokens"])
+def test_accumulation_is_the_mean_of_the_micro_batches(host, kind, tmp_path):
+    """Which Trainer does not take with the stock classes, whose losses know nothing of `num_items_in_batch`."""
+    samples = data(kind)
+    model = train(host, build(host, kind), samples, tmp_path, gradient_accumulation_steps=2)
+    close(model, plain(build(host, kind), samples, kind, every=2))
+
+
+@pytest.mark.parametrize("kind", ["classes", "tokens"])
+def test_ignored_labels_do_not_count_and_a_batch_of_them_is_not_solved(host, kind, tmp_path):
+    samples = data(kind, ignored=0.3)
+    for sample in samples[ROWS : 2 * ROWS]:
+        sample["labels"] = torch.full_like(sample["labels"], -100)
+    model = train(host, build(host, kind), samples, tmp_path)
+    close(model, plain(build(host, kind), samples, kind))
+    assert int(model.classifier.step) == int(model.classifier.attempts) == STEPS - 1
+    with pytest.raises(ValueError, match="labels must be 0 to 2, got -1"):
+        model.train()(torch.zeros(1, LENGTH, dtype=torch.long), labels=torch.full_like(samples[0]["labels"], -1)[None])
+
+
+def test_bf16(host, tmp_path):
     samples = data()
-    model = train(host, build(host), samples, tmp_path, gradient_accumulation_steps=2)
-    close(model, plain(build(host), samples, every=2))
     model = train(host, build(host), samples, tmp_path, bf16=True)
     close(model, plain(build(host), samples, bf16=True))
+
+
+def partly_ignored():
+    """Three batches for two ranks: both have labels, the second alone, neither."""
+    samples = data("tokens")
+    ids, y = (torch.stack([sample[key] for sample in samples[: 3 * ROWS]]) for key in ("input_ids", "labels"))
+    ids, y = ids.split(ROWS), y.split(ROWS)
+    y[1][: ROWS // 2] = -100
+    y[2][:] = -100
+    return list(zip(ids, y))
+
+
+def two_ranks(rank, folder):
+    import transformers
+
+    from closedform.integrations.transformers import ClosedFormMixin
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    model = build((transformers, ClosedFormMixin), "tokens").train()
+    for ids, y in partly_ignored():
+        model(ids.split(ROWS // 2)[rank], labels=y.split(ROWS // 2)[rank])
+    torch.save(model.classifier.state_dict(), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_rank_whose_labels_are_all_ignored_does_not_keep_the_others_waiting(host, tmp_path):
+    torch.multiprocessing.spawn(two_ranks, (tmp_path,), nprocs=2)
+    one = build(host, "tokens").train()
+    for ids, y in partly_ignored():
+        one(ids, labels=y)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert int(one.classifier.step) == 2
+    for key, tensor in one.classifier.state_dict().items():
+        assert torch.equal(ranks[0][key], ranks[1][key]), key
+        assert torch.allclose(ranks[0][key], tensor, rtol=1e-5, atol=1e-7), key
+
+
+def language_model(host, base="GPT2LMHeadModel", solved="lm_head", forward=None, **config):
+    """Of a class whose name says nothing, as a user's might."""
+    transformers, mixin = host
+
+    class Model(mixin, getattr(transformers, base)):
+        def __init__(self, config):
+            super().__init__(config)
+            cf.replace_last_linear(self, solved, rule=cf.Proximal(1.0), loss=cf.CrossEntropy())
+
+    if forward is not None:
+        Model.forward = forward
+    torch.manual_seed(0)
+    kind = getattr(transformers, base).config_class
+    return Model(kind(**{"vocab_size": 20, "tie_word_embeddings": False} | config))
+
+
+SMALL = {
+    "GPT2LMHeadModel": {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "LlamaForCausalLM": {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "BartForCausalLM": {"d_model": 8, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
+    | {"max_position_embeddings": 8, "dropout": 0.0, "is_decoder": True, "is_encoder_decoder": False},
+}
+
+
+def texts():
+    """Each token says which one follows it."""
+    g = torch.Generator().manual_seed(0)
+    ids = (torch.randint(18, (ROWS * STEPS, 1), generator=g) + torch.arange(LENGTH)) % 18
+    padded = ids.clone()
+    padded[::3, -2:] = -100
+    return [{"input_ids": i, "labels": y} for i, y in zip(ids, padded)]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("base", SMALL)
+def test_a_language_model_is_solved_for_what_its_loss_asks_of_it(host, base, every, tmp_path):
+    """Most shift the labels by a token; Bart, of the same kind by its name, does not."""
+    samples, shifts = texts(), base != "BartForCausalLM"
+    model = train(host, language_model(host, base, **SMALL[base]), samples, tmp_path, gradient_accumulation_steps=every)
+    theirs = language_model(host, base, **SMALL[base]).train()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    body = theirs.base_model if shifts else theirs.base_model.decoder
+    micro = [torch.stack([row["labels"] for row in samples[i : i + ROWS]]) for i in range(0, len(samples), ROWS)]
+    if shifts:
+        micro = [F.pad(y[:, 1:], (0, 1), value=-100) for y in micro]
+    for step, y in enumerate(micro):
+        phi = body(torch.stack([row["input_ids"] for row in samples[step * ROWS : (step + 1) * ROWS]]))[0]
+        theirs.lm_head.solve(phi, y.clamp(min=0), (y != -100).float())
+        loss = F.cross_entropy(theirs.lm_head(phi).reshape(-1, 20), y.reshape(-1), reduction="sum")
+        # over all tokens of a step, or the mean of the micro-batches' means
+        group = micro[step // every * every :][:every]
+        counts = sum(int((other != -100).sum()) for other in group) if shifts else every * int((y != -100).sum())
+        (loss / counts).backward()
+        if (step + 1) % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    close(model, theirs)
+    assert int(model.lm_head.step) == STEPS
+    assert model.accepts_loss_kwargs == shifts
+
+
+def test_what_a_model_asks_for_is_told_from_its_bases(host):
+    small = SMALL["GPT2LMHeadModel"]
+
+    def forward(self, *args, labels=None, **kwargs):
+        return super(type(self), self).forward(*args, labels=labels, **kwargs)
+
+    model = language_model(host, forward=forward, **small)
+    labels = torch.tensor([[3, 4, 5]])
+    y, weight = model.solved_targets(model.lm_head, labels)
+    assert y.tolist() == [[4, 5, 0]]
+    assert weight.tolist() == [[1, 1, 0]]
+    model.loss_function = lambda logits, labels, **kwargs: F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert model.solved_targets(model.lm_head, labels)[0].tolist() == labels.tolist()  # a loss of one's own
+    tagger = language_model(host, "LlamaForTokenClassification", "score", **SMALL["LlamaForCausalLM"], num_labels=3)
+    assert (
+        tagger.loss_type == "ForTokenClassification"
+    )  # transformers would take the class "Model" for a language model
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    assert tagger.train()(ids, labels=ids).loss.isfinite()
+    assert int(tagger.score.step) == 1
+    assert build(host).accepts_loss_kwargs is False
+    assert language_model(host, **small).accepts_loss_kwargs is True
+    bare = language_model(host, forward=lambda self, input_ids, labels=None: None, **small)
+    assert bare.accepts_loss_kwargs is False  # it has no way to take them
 
 
 def test_resuming_from_a_checkpoint_and_loading_one(host, tmp_path):
@@ -179,4 +323,9 @@ def test_bad_use_is_told_in_a_sentence(host, tmp_path):
     with pytest.raises(ValueError, match="got no labels in training mode"):
         model(ids)
     model.eval()(ids)  # to predict needs none
+    model.train().forward = lambda input_ids, labels: input_ids
+    with pytest.raises(
+        ValueError, match="forward of Model ended without a forward of the ClosedFormLinear in training"
+    ):
+        model(ids, labels=torch.zeros(2, dtype=torch.long))
     assert int(model.classifier.attempts) == 0

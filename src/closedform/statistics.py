@@ -310,6 +310,8 @@ def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tens
 
     def features(x: Tensor) -> Tensor:
         phi = backbone(x.to(head.weight.device))
+        if buried and not seen:
+            raise ValueError(f"forward of {type(backbone).__name__} ended without one of its {type(head).__name__}")
         return seen.pop() if buried else phi
 
     backbone.eval()

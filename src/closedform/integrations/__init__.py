@@ -25,15 +25,15 @@ Targets = Union[str, Callable[[Any], Any], None]
 
 
 def head_of(model: nn.Module, name: str | None = None) -> ClosedFormLinear:
-    """The solved layer in `model`: the only one, or the one called `name`."""
+    """The solved layer in `model`: the only one, or the one called `name`, with or without what torch.compile adds to it."""
     if isinstance(model, ClosedFormLinear) and name is None:
         return model
-    heads = {path: module for path, module in model.named_modules() if isinstance(module, ClosedFormLinear)}
-    kind = type(model).__name__
+    heads = {_uncompiled(path): part for path, part in model.named_modules() if isinstance(part, ClosedFormLinear)}
+    kind = type(getattr(model, "_orig_mod", model)).__name__
     if name is not None:
-        if name not in heads:
+        if _uncompiled(name) not in heads:
             raise ValueError(f"{kind} has no ClosedFormLinear called {name!r}; it has {', '.join(heads) or 'none'}")
-        return heads[name]
+        return heads[_uncompiled(name)]
     if not heads:
         raise ValueError(
             f"{kind} has no ClosedFormLinear, so there is nothing to solve: put one in place of its last layer, "
@@ -42,6 +42,15 @@ def head_of(model: nn.Module, name: str | None = None) -> ClosedFormLinear:
     if len(heads) > 1:
         raise ValueError(f"{kind} has several ClosedFormLinear layers ({', '.join(heads)}): name= chooses one")
     return next(iter(heads.values()))
+
+
+def check_solved(head: ClosedFormLinear, step: str) -> None:
+    """Raise where the targets shown to the head still wait after `step`."""
+    if head._observed is not None:
+        head.observe(None)
+        raise ValueError(
+            f"{step} ended without a forward of the ClosedFormLinear in training mode, so it was not solved: call it there"
+        )
 
 
 def targets_of(batch: Any, targets: Targets = None) -> tuple[Tensor, Tensor | None]:
@@ -64,6 +73,10 @@ def targets_of(batch: Any, targets: Targets = None) -> tuple[Tensor, Tensor | No
             "targets= takes a key, or a function of the batch that returns y or (y, sample_weight)"
         )
     return y, weight
+
+
+def _uncompiled(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
 
 
 def _outline(batch: Any) -> str:

@@ -11,19 +11,23 @@ is told in `closedform.integrations`. Checkpoints hold the head's memory, since 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import lambdas
 from ..extras import require
 from ..refit import refit_
-from . import Targets, head_of, targets_of
+from ..statistics import check_batch, features_of
+from . import Targets, check_solved, head_of, targets_of
 
 require("closedform.integrations.lightning", "lightning", "lightning")
 
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402 - only where it is installed
 from lightning.pytorch.callbacks import Callback  # noqa: E402
+from lightning.pytorch.utilities import rank_zero_info  # noqa: E402
 
 
 class ClosedFormCallback(Callback):
@@ -50,12 +54,7 @@ class ClosedFormCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         head = head_of(pl_module, self.name)
-        if head._observed is not None:
-            head.observe(None)
-            raise ValueError(
-                f"training_step of {type(pl_module).__name__} ended without a forward of the ClosedFormLinear in training "
-                "mode, so it was not solved: call it there"
-            )
+        check_solved(head, f"training_step of {type(pl_module).__name__}")
         pl_module.log("closedform/rejected", head.rejected.float(), on_step=True, on_epoch=False)
         pl_module.log("closedform/norm", head.weight.norm(), on_step=True, on_epoch=False)
 
@@ -64,8 +63,9 @@ class RefitHead(Callback):
     """Solves the head once more on the whole training set when training has ended: `closedform.refit_`.
 
     The last solve saw the last batch and the backbone before its last step; this catches up, in one pass over the training
-    loader (with DDP each process reads its share). A checkpoint written during training is from before it: save with
-    `trainer.save_checkpoint` after `fit`.
+    loader (with DDP each process reads its share), whose batches go through the hooks and the precision of training. What
+    would fail then is tried on the first batch. The checkpoints of `ModelCheckpoint` were written before, and hold the head
+    as it was, so that training goes on from them unchanged: `trainer.save_checkpoint` after `fit` saves the new one.
 
     beta: the ridge penalty, in sum units.
     targets, name: as for `ClosedFormCallback`.
@@ -82,21 +82,50 @@ class RefitHead(Callback):
         lambdas.check(beta, "beta", positive=False)
         self.beta: lambdas.Lambda | lambdas.per_sample = beta
         self.targets, self.inputs, self.name = targets, inputs, name
+        self._tried = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         head_of(pl_module, self.name)
+        if type(pl_module).forward is LightningModule.forward:
+            raise ValueError(
+                f"{type(pl_module).__name__} has no forward(), by which RefitHead would make the features: define it, so "
+                "that the module predicts from a batch's inputs"
+            )
+        self._tried = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._tried:
+            return
+        head = head_of(pl_module, self.name)
+        x, y, *weight = self._parts(batch)
+        devices = [pl_module.device] if pl_module.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), trainer.precision_plugin.forward_context():
+            with features_of(pl_module, head) as features:
+                phi, y = head._arranged(features(x), y)
+            y = head.loss.targets(y, (*phi.shape[:-1], head.out_features))
+        check_batch(phi, y, weight[0] if weight else None, head.in_features, head.out_features)
+        self._tried = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # the features of prediction, in its precision
         with trainer.precision_plugin.forward_context():
-            refit_(head_of(pl_module, self.name), pl_module, self._batches(trainer.train_dataloader), self.beta)
+            refit_(head_of(pl_module, self.name), pl_module, self._batches(trainer, pl_module), self.beta)
+        if trainer.checkpoint_callbacks:
+            rank_zero_info(
+                "RefitHead: checkpoints written so far hold the layer from before; trainer.save_checkpoint(path) saves it"
+            )
 
-    def _batches(self, loader: Any) -> Iterator[tuple[Tensor, ...]]:
-        for batch in loader:
-            y, weight = targets_of(batch, self.targets)
-            if self.inputs is None and not isinstance(batch, (tuple, list)):
-                raise ValueError(
-                    f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs="
-                )
-            x = batch[0] if self.inputs is None else self.inputs(batch)
-            yield (x, y) if weight is None else (x, y, weight)
+    def _batches(self, trainer: Trainer, module: LightningModule) -> Iterator[tuple[Tensor, ...]]:
+        """An epoch of what `training_step` sees."""
+        loader, count = trainer.fit_loop._combined_loader, trainer.num_training_batches
+        assert loader is not None
+        for batch, *_ in loader if count == float("inf") else islice(loader, int(count)):
+            batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+            yield self._parts(trainer.strategy.batch_to_device(batch))
+
+    def _parts(self, batch: Any) -> tuple[Tensor, ...]:
+        y, weight = targets_of(batch, self.targets)
+        if self.inputs is None and not isinstance(batch, (tuple, list)):
+            raise ValueError(f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs=")
+        x = batch[0] if self.inputs is None else self.inputs(batch)
+        return (x, y) if weight is None else (x, y, weight)

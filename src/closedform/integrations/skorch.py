@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..extras import require
-from . import head_of
+from . import check_solved, head_of
 
 require("closedform.integrations.skorch", "skorch", "skorch")
 
@@ -39,6 +39,11 @@ class ClosedFormCallback(Callback):
         if training:
             y: Any = to_tensor(unpack_data(batch)[1], device=net.device)
             head_of(net.module_, self.name).observe(y)
+
+    def on_batch_end(self, net: NeuralNet, batch: Any = None, training: bool | None = None, **kwargs: Any) -> None:
+        if training:
+            head = head_of(net.module_, self.name)
+            check_solved(head, f"forward of {type(getattr(net.module_, '_orig_mod', net.module_)).__name__}")
 
     def on_epoch_end(self, net: NeuralNet, **kwargs: Any) -> None:
         net.history.record("rejected_solves", int(head_of(net.module_, self.name).rejected))

@@ -10,39 +10,64 @@
 
 No callback of `Trainer` sees a batch, but the model does: in training mode it shows the head the labels before its own
 forward. The loss that is differentiated is still the model's own, so take the head's to match (`CrossEntropy` for classes,
-the squared one for regression). Checkpoints hold the head's memory, and `resume_from_checkpoint` goes on with it.
+the squared one for regression). Labels of -100 do not count, and those of a causal language model are the next tokens.
+Checkpoints hold the head's memory, and `resume_from_checkpoint` goes on with it.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from .. import distributed
 from ..extras import require
 from ..head import ClosedFormLinear
-from . import head_of
+from . import check_solved, head_of
 
 require("closedform.integrations.transformers", "transformers", "transformers")
 
-IGNORED = -100  # the label of tokens that do not count
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss  # noqa: E402 - only where it is installed
+
+IGNORED = -100  # the label of what does not count
 
 
 class ClosedFormMixin:
     """Stands before a model class of transformers that takes `labels` and has a `ClosedFormLinear` in it.
 
     `forward` keeps its signature, by which `Trainer` chooses the columns of a data set. A forward in training mode without
-    labels is an error, since the layer could not be solved.
+    labels is an error, since the layer could not be solved. Two guesses of transformers go wrong for a class of one's own,
+    and are put right: which loss a model has, which goes by the name of its class and here by those of its bases; and that
+    a forward which takes any keyword hands `num_items_in_batch` to its loss, without which `Trainer` would add up the
+    gradients of accumulated micro-batches and not average them (`accepts_loss_kwargs`).
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if getattr(self, "loss_type", None) is None:
+            named = (re.search("|".join(LOSS_MAPPING), kind.__name__) for kind in type(self).__mro__)
+            # the fallback is that of transformers, which Trainer does not see
+            fallback = "ForCausalLM" if self._asks_for_a_loss() else None
+            self.loss_type = next((found.group() for found in named if found), fallback)
+        if not hasattr(self, "accepts_loss_kwargs"):
+            loss, taken = self._chosen_loss(), inspect.signature(self.forward).parameters.values()  # type: ignore[attr-defined]
+            divides = loss is not None and "num_items_in_batch" in inspect.signature(loss).parameters
+            self.accepts_loss_kwargs = divides and any(argument.kind is argument.VAR_KEYWORD for argument in taken)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self, torch.nn.Module)
-        if self.training:
-            head = head_of(self)
-            head.observe(*self.solved_targets(head, self._labels(args, kwargs)))
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]  # the model that this is mixed into has it
+        if not self.training:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # the model that this is mixed into has it
+        head = head_of(self)
+        head.observe(*_counted(head, *self.solved_targets(head, self._labels(args, kwargs))))
+        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        check_solved(head, f"forward of {type(self).__name__}")
+        return out
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -59,14 +84,28 @@ class ClosedFormMixin:
 
     def solved_targets(self, head: ClosedFormLinear, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the head is solved for: targets, and sample weights or None. Override it where the model's labels are not
-        those of its outputs one by one, as in a causal language model.
+        those of its outputs one by one.
 
-        Labels `(n,)` of a single output are targets `(n, 1)`; of tokens' labels `(n, length)` those of -100 do not count."""
+        Labels `(n,)` of a single output are targets `(n, 1)`; classes of -100 do not count. Where the model's loss is that
+        of a causal language model, which shifts the labels, each token's target is the label of the next."""
         if not head.loss.labels:
             return (labels[:, None] if labels.ndim == 1 and head.out_features == 1 else labels), None
-        if labels.is_floating_point() or labels.ndim == 1:
+        if labels.is_floating_point():
             return labels, None
-        return labels.clamp(min=0), (labels != IGNORED).to(head.weight.dtype)
+        encodes = getattr(self.config, "is_encoder_decoder", False)  # type: ignore[attr-defined]  # then inputs are shifted
+        if self._chosen_loss() is ForCausalLMLoss and not encodes:
+            labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        ignored = labels == IGNORED
+        return labels.masked_fill(ignored, 0), (~ignored).float()
+
+    def _chosen_loss(self) -> Callable[..., Tensor] | None:
+        """The loss that transformers chose for the model, where its forward asks for it; some have one of their own."""
+        return self.loss_function if self._asks_for_a_loss() else None  # type: ignore[attr-defined]  # the model's
+
+    def _asks_for_a_loss(self) -> bool:
+        forwards = [vars(kind)["forward"] for kind in type(self).__mro__ if "forward" in vars(kind)]
+        codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards]
+        return any(code is not None and "loss_function" in code.co_names for code in codes)
 
     def _labels(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         labels = kwargs.get("labels")
@@ -80,3 +119,18 @@ class ClosedFormMixin:
                 "(Trainer's label smoothing and compute_loss_func take it away); call eval() to predict"
             )
         return labels
+
+
+def _counted(head: ClosedFormLinear, y: Tensor, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """What the head is shown: nothing where no label of the batch counts, on any rank, and no weights where all do."""
+    if torch.compiler.is_compiling():  # which cannot look at values
+        return y, weight
+    some, every = (True, True) if weight is None else torch.stack([(weight > 0).any(), (weight == 1).all()]).tolist()
+    ranks = [int(some)]
+    if distributed.active(head.process_group):
+        ranks = distributed.agree(int(some), None, head.process_group, y.device).sizes
+    if not any(ranks):
+        return None, None
+    if weight is not None and not some:  # the other ranks wait for this one, whatever it has
+        weight = weight.float() + torch.finfo(torch.float32).tiny
+    return y, None if every else weight
