@@ -135,3 +135,19 @@ def test_jacobians_per_sample_through_a_cast_layer():
     phi = torch.randn(3, 6, dtype=torch.bfloat16)
     jacobian = torch.func.vmap(torch.func.jacrev(layer))(phi)
     assert torch.equal(jacobian, layer.weight.bfloat16().expand(3, 2, 6))
+
+
+def test_the_default_dtype_has_no_part_in_a_filter():
+    """Lightning's precision "bf16-true" sets it for the time of training."""
+    noises = []
+    for dtype in (torch.float64, torch.bfloat16):
+        layer = head(5, 2, cf.Kalman(0.99), dtype=torch.float64)
+        for seed in range(6):
+            phi, y = problem(8, 5, 2, seed=seed)
+            torch.set_default_dtype(dtype)
+            try:
+                layer.solve(phi, y)
+            finally:
+                torch.set_default_dtype(torch.float32)
+        noises.append(layer.memory_noise)
+    assert torch.equal(*noises)

@@ -253,7 +253,7 @@ class Kalman(Rule):
         # E^T S^-1 E, the innovations in units of their predicted spread, estimate the noise. The first of them measure how
         # wrong the prior was instead, so the average leans to the later ones: weights grow like t^2.
         innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0) / system.n
-        share = torch.clamp(3 / (step + 3), min=1 - gamma)
+        share = torch.clamp(3 / (step.to(prior.dtype) + 3), min=1 - gamma)
         if batch.inner_steps > 1:
             dW = majorise(batch, W, system, gain, dW, batch.inner_steps - 1)
         new = {form: matrix, "prior": prior, "noise": memory["noise"] + share * (innovation - memory["noise"])}
