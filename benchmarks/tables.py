@@ -476,34 +476,20 @@ def dfiv_estimator() -> str:
 
 
 def dfiv_settings() -> str:
-    """The settings that the search has chosen (docs/iv.md)."""
-    names = (
-        "batch",
-        "lr",
-        "T1",
-        "fresh",
-        "order",
-        "lam_1",
-        "lam_2",
-        "lam_12",
-        "weight_decay",
-        "psi",
-        "phi",
-        "xi",
-        "pool",
-    )
-    names = (*names, "covariate_steps", "ridge")
-    body = []
+    """The settings that the search has chosen, a column each (docs/iv.md)."""
+    names = "batch lr T1 fresh order lam_1 lam_2 lam_12 weight_decay psi phi xi pool covariate_steps ridge".split()
+    columns, head = [], [""]
     for row in _rows("dfiv_search-cpu"):
         for rule in ("points", "outcomes"):
             if rule in row:
                 best = row[rule][0]
                 values = [best["setting"][name] for name in names]
-                shown = [f"{v:g}" if isinstance(v, float) else ("yes" if v else "no") if isinstance(v, bool) else str(v)
+                shown = [("no", "yes")[v] if isinstance(v, bool) else f"{v:g}" if isinstance(v, float) else str(v)
                          for v in values]  # fmt: skip
-                chosen = {"points": "100 points"}.get(rule, rule)
-                body.append([row["task"], chosen, str(best["iterations"]), *shown])
-    return _markdown(["task", "chosen by", "iterations", *(name.replace("_", " ") for name in names)], body)
+                head.append(f"{row['task']}, by {rule}")
+                columns.append([str(best["iterations"]), *shown])
+    labels = ["iterations", *(name.replace("_", " ") for name in names)]
+    return _markdown(head, [[label, *cells] for label, *cells in zip(labels, *columns)])
 
 
 def dfiv_defaults() -> str:
