@@ -477,7 +477,23 @@ def dfiv_estimator() -> str:
 
 def dfiv_settings() -> str:
     """The settings that the search has chosen, a column each (docs/iv.md)."""
-    names = "batch lr T1 fresh order lam_1 lam_2 lam_12 weight_decay psi phi xi pool covariate_steps ridge".split()
+    names = [
+        "batch",
+        "lr",
+        "T1",
+        "fresh",
+        "order",
+        "lam_1",
+        "lam_2",
+        "lam_12",
+        "weight_decay",
+        "psi",
+        "phi",
+        "xi",
+        "pool",
+        "covariate_steps",
+        "ridge",
+    ]
     columns, head = [], [""]
     for row in _rows("dfiv_search-cpu"):
         for rule in ("points", "outcomes"):
