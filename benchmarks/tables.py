@@ -491,9 +491,8 @@ def dfiv_settings() -> str:
         "phi",
         "xi",
         "pool",
-        "covariate_steps",
-        "ridge",
     ]
+    names += ["covariate_steps", "ridge"]
     columns, head = [], [""]
     for row in _rows("dfiv_search-cpu"):
         for rule in ("points", "outcomes"):
