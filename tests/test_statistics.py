@@ -98,3 +98,40 @@ def test_refit_of_a_head_inside_the_model():
     cf.refit_(other.fc, other.backbone, data, beta=0.1)
     assert relative(matrix(model.fc), matrix(other.fc)) < 1e-12
     assert not model.fc._forward_pre_hooks
+
+
+class Outer(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("stance", [True, False], ids=["set_stance", "before torch 2.6"])
+@pytest.mark.parametrize("compiled", ["whole", "part", "in place"])
+def test_refit_of_a_compiled_model_that_has_predicted(compiled, stance, monkeypatch):
+    """Its code was made without the hook by which the features are read, and is not made anew for it."""
+    if not stance:
+        monkeypatch.delattr(torch.compiler, "set_stance", raising=False)
+    torch._dynamo.reset()
+    data, layer, theirs = batches(9), head(6, 2), head(6, 2)
+    net = nn.Sequential(backbone(), layer)
+    model = net if compiled == "in place" else torch.compile(net, backend="eager")
+    if compiled == "in place":
+        net.compile(backend="eager")
+    model = Outer(model) if compiled == "part" else model
+    model.eval()
+    with torch.no_grad():
+        before = model(data[0][0])
+    cf.refit_(layer, model, data, beta=0.1)
+    cf.refit_(theirs, backbone(), data, beta=0.1)
+    assert torch.equal(matrix(layer), matrix(theirs))
+    frames = torch._dynamo.utils.counters["frames"]["total"]
+    assert not layer._forward_pre_hooks
+    with torch.no_grad():
+        after = model(data[0][0])
+    assert relative(after, theirs(backbone()(data[0][0]))) < 1e-12
+    assert relative(after, before) > 0.1
+    assert torch._dynamo.utils.counters["frames"]["total"] == frames  # still compiled, and not anew
