@@ -1,5 +1,6 @@
 """The Lightning callbacks give the weights of the plain loop, whatever else the trainer does."""
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -188,6 +189,95 @@ def test_refit_reads_an_epoch_of_whatever_loader_there_is(host):
     same(ours, theirs)
 
 
+class Counted(torch.utils.data.IterableDataset):
+    """A stream that does not tell its length, and counts what was read of it."""
+
+    def __init__(self, length=None):
+        self.length, self.read = length, 0
+
+    def __iter__(self):
+        for batch in itertools.islice(endless(), self.length):
+            self.read += 1
+            assert self.read < 1000
+            yield batch
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "refitted"), [(None, 20, 20), (12, 20, 12)], ids=["endless", "stopped in the second epoch"]
+)
+def test_refit_of_a_stream_reads_as_much_as_the_longest_epoch(host, length, steps, refitted):
+    data = list(itertools.islice(endless(), refitted))
+    theirs = plain(net(), (data * 2)[:steps])
+    cf.refit_(theirs[-1], theirs, data, beta=0.1)
+    stream, ours = Counted(length), net()
+    loader = torch.utils.data.DataLoader(stream, batch_size=None)
+    callbacks = host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1)
+    fit(host, ours, loader, *callbacks, max_epochs=-1, max_steps=steps)
+    same(ours, theirs)
+    assert steps + refitted <= stream.read <= steps + refitted + 2  # Lightning looks one ahead
+
+
+class Once:
+    def __init__(self, data):
+        self.iterator = iter(data)
+
+    def __iter__(self):
+        return self.iterator
+
+
+class Resetting:
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        self.left = list(self.data)
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+def test_refit_of_a_loader_that_is_its_own_iterator_but_starts_again(host):
+    data = batches(STEPS)
+    ours, theirs = net(), plain(net(), data)
+    fit(host, ours, Resetting(data), host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1))
+    cf.refit_(theirs[-1], theirs, data, beta=0.1)
+    same(ours, theirs)
+
+
+def test_features_that_are_not_finite_before_training_do_not_stop_it(host):
+    """Only their shapes and types are tried."""
+    data, model = batches(STEPS), net()
+    counts = {"forward": lambda self, x: self.model(x if int(self.model[-1].step) else x / 0)}
+    of_model = {"training_step": lambda self, batch, _: F.mse_loss(self.model(batch[0]), batch[1])}
+    fit(host, model, data, host[1].ClosedFormCallback(), host[1].RefitHead(beta=0.1), methods=counts | of_model)
+    assert int(model[-1].step) == STEPS
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+def test_refit_of_a_compiled_module_with_validation(host, part):
+    """Which compiles a prediction without the hook of the refit, after the first batch was tried."""
+    L, lightning = host
+    torch._dynamo.reset()
+    data, ours = batches(STEPS), net()
+    loader = torch.utils.data.DataLoader(data, batch_size=None)
+    seen = []
+    methods = {"validation_step": lambda self, batch, _: seen.append(F.mse_loss(self(batch[0]), batch[1]))}
+    whole = module(L, torch.compile(ours, backend="eager") if part else ours, **methods)
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    callbacks = [lightning.ClosedFormCallback(), lightning.RefitHead(beta=0.1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(**quiet, enable_checkpointing=False, max_epochs=1, callbacks=callbacks)
+        trainer.fit(whole if part else torch.compile(whole, backend="eager"), loader, loader)
+    assert len(seen) == STEPS + 2
+    theirs = plain(net(), data)
+    cf.refit_(theirs[-1], theirs, data, beta=0.1)
+    same(ours, theirs)
+
+
 def test_what_the_refit_needs_is_asked_for_at_the_start(host):
     """And not after hours of training: no step is taken, and nothing is drawn from the generator for it."""
     L, lightning = host
@@ -206,6 +296,15 @@ def test_what_the_refit_needs_is_asked_for_at_the_start(host):
         (keyed, refit(0.1, "t"), {}, "what of a dict is the input: give it inputs="),
         (keyed, refit(0.1), {}, "batch that is a dict with the keys x, t"),
         (narrow, refit(), {}, r"y must have shape \(5, 2\)"),
+        (keyed, refit(0.1, "t", lambda batch: batch), {}, "one tensor, but the inputs found in a batch are a dict"),
+        (
+            data,
+            refit(),
+            {"forward": lambda self, x, z: self.model(x + z)},
+            r"forward\(self, x, z\) of Module cannot be",
+        ),
+        (Once(data), refit(), {}, "the loader, a Once, can be read only once"),
+        ((batch for batch in data), refit(), {}, "the loader, a generator, can be read only once"),
     ]
     for batch, callback, methods, message in cases:
         model = net()

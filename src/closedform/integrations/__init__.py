@@ -14,7 +14,7 @@ the coming ones: lambda then stands beside a micro-batch's sum. For a solve on a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union
 
 from torch import Tensor, nn
@@ -73,6 +73,29 @@ def targets_of(batch: Any, targets: Targets = None) -> tuple[Tensor, Tensor | No
             "targets= takes a key, or a function of the batch that returns y or (y, sample_weight)"
         )
     return y, weight
+
+
+def input_of(batch: Any, inputs: Callable[[Any], Tensor] | None = None) -> Tensor:
+    """The tensor in a batch that the model takes: what the function `inputs` finds there, or without it the first part."""
+    if inputs is None and not isinstance(batch, (tuple, list)):
+        raise ValueError(f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs=")
+    x = batch[0] if inputs is None else inputs(batch)
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"RefitHead calls forward with one tensor, but the inputs found in a batch are a {type(x).__name__}: give it "
+            "inputs=, or leave it out, and refit after training with closedform.Statistics"
+        )
+    return x
+
+
+def check_starts_anew(loader: Any, iterator: Iterator) -> None:
+    """Raise where `loader`, which is being read through `iterator`, cannot be read again."""
+    # Python's own iterators do not start again, as those of others may when asked for anew
+    if type(iterator).__module__ in ("builtins", "itertools") and iter(loader) is iterator:
+        raise ValueError(
+            f"RefitHead reads the training data again at the end, but the loader, a {type(loader).__name__}, can be read "
+            "only once: give a DataLoader, or something else whose __iter__ starts anew"
+        )
 
 
 def _uncompiled(path: str) -> str:

@@ -10,6 +10,7 @@ is told in `closedform.integrations`. Checkpoints hold the head's memory, since 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ from .. import lambdas
 from ..extras import require
 from ..refit import refit_
 from ..statistics import check_batch, features_of
-from . import Targets, check_solved, head_of, targets_of
+from . import Targets, check_solved, check_starts_anew, head_of, input_of, targets_of
 
 require("closedform.integrations.lightning", "lightning", "lightning")
 
@@ -63,9 +64,10 @@ class RefitHead(Callback):
     """Solves the head once more on the whole training set when training has ended: `closedform.refit_`.
 
     The last solve saw the last batch and the backbone before its last step; this catches up, in one pass over the training
-    loader (with DDP each process reads its share), whose batches go through the hooks and the precision of training. What
-    would fail then is tried on the first batch. The checkpoints of `ModelCheckpoint` were written before, and hold the head
-    as it was, so that training goes on from them unchanged: `trainer.save_checkpoint` after `fit` saves the new one.
+    loader (with DDP each process reads its share), whose batches go through the hooks and the precision of training. Of a
+    stream that does not know its length it reads as many batches as the longest epoch of training had. What would fail then
+    is tried on the first batch. The checkpoints of `ModelCheckpoint` were written before, and hold the head as it was, so
+    that training goes on from them unchanged: `trainer.save_checkpoint` after `fit` saves the new one.
 
     beta: the ridge penalty, in sum units.
     targets, name: as for `ClosedFormCallback`.
@@ -82,20 +84,32 @@ class RefitHead(Callback):
         lambdas.check(beta, "beta", positive=False)
         self.beta: lambdas.Lambda | lambdas.per_sample = beta
         self.targets, self.inputs, self.name = targets, inputs, name
-        self._tried = False
+        self._read = 0  # batches, in the longest epoch
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         head_of(pl_module, self.name)
-        if type(pl_module).forward is LightningModule.forward:
+        kind = type(pl_module)
+        if kind.forward is LightningModule.forward:
             raise ValueError(
-                f"{type(pl_module).__name__} has no forward(), by which RefitHead would make the features: define it, so "
-                "that the module predicts from a batch's inputs"
+                f"{kind.__name__} has no forward(), by which RefitHead would make the features: define it, so that the "
+                "module predicts from a batch's inputs"
             )
-        self._tried = False
+        try:
+            (taken := inspect.signature(kind.forward)).bind(pl_module, None)
+        except TypeError:
+            raise ValueError(
+                f"forward{taken} of {kind.__name__} cannot be called with one tensor, as RefitHead does: leave it out, "
+                "and refit after training with closedform.Statistics"
+            ) from None
+        self._read = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._tried:
+        first, self._read = self._read == 0, max(self._read, batch_idx + 1)
+        if not first:
             return
+        loaders: Any = trainer.fit_loop._combined_loader
+        for loader, iterator in zip(loaders.flattened, loaders._iterator.iterators):
+            check_starts_anew(loader, iterator)
         head = head_of(pl_module, self.name)
         x, y, *weight = self._parts(batch)
         devices = [pl_module.device] if pl_module.device.type == "cuda" else []
@@ -103,8 +117,8 @@ class RefitHead(Callback):
             with features_of(pl_module, head) as features:
                 phi, y = head._arranged(features(x), y)
             y = head.loss.targets(y, (*phi.shape[:-1], head.out_features))
-        check_batch(phi, y, weight[0] if weight else None, head.in_features, head.out_features)
-        self._tried = True
+        # shapes and types: what an untrained network makes need not be finite
+        check_batch(torch.zeros_like(phi), y, weight[0] if weight else None, head.in_features, head.out_features)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # the features of prediction, in its precision
@@ -119,13 +133,11 @@ class RefitHead(Callback):
         """An epoch of what `training_step` sees."""
         loader, count = trainer.fit_loop._combined_loader, trainer.num_training_batches
         assert loader is not None
-        for batch, *_ in loader if count == float("inf") else islice(loader, int(count)):
+        for batch, *_ in islice(loader, self._read if count == float("inf") else int(count)):
             batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
             yield self._parts(trainer.strategy.batch_to_device(batch))
 
     def _parts(self, batch: Any) -> tuple[Tensor, ...]:
         y, weight = targets_of(batch, self.targets)
-        if self.inputs is None and not isinstance(batch, (tuple, list)):
-            raise ValueError(f"RefitHead cannot tell what of a {type(batch).__name__} is the input: give it inputs=")
-        x = batch[0] if self.inputs is None else self.inputs(batch)
+        x = input_of(batch, self.inputs)
         return (x, y) if weight is None else (x, y, weight)
