@@ -1,5 +1,6 @@
 """An unmodified Trainer of transformers gives the weights of the plain loop on a model with the mixin."""
 
+import types
 import warnings
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
+from closedform.integrations import head_of
 
 ROWS, LENGTH, STEPS = 4, 5, 6
 
@@ -245,8 +247,15 @@ def test_what_a_model_asks_for_is_told_from_its_bases(host):
     y, weight = model.solved_targets(model.lm_head, labels)
     assert y.tolist() == [[4, 5, 0]]
     assert weight.tolist() == [[1, 1, 0]]
-    model.loss_function = lambda logits, labels, **kwargs: F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    assert model.solved_targets(model.lm_head, labels)[0].tolist() == labels.tolist()  # a loss of one's own
+    assert model.accepts_loss_kwargs is True
+    # a loss of one's own in its place gets the labels as they are, and so has to shift them
+    model.loss_function = lambda logits, labels, **kwargs: F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    )
+    assert model.solved_targets(model.lm_head, labels)[0].tolist() == [[4, 5, 0]]
+    assert model.accepts_loss_kwargs is False
+    model.accepts_loss_kwargs = True
+    assert model.accepts_loss_kwargs is True
     tagger = language_model(host, "LlamaForTokenClassification", "score", **SMALL["LlamaForCausalLM"], num_labels=3)
     assert (
         tagger.loss_type == "ForTokenClassification"
@@ -258,6 +267,77 @@ def test_what_a_model_asks_for_is_told_from_its_bases(host):
     assert language_model(host, **small).accepts_loss_kwargs is True
     bare = language_model(host, forward=lambda self, input_ids, labels=None: None, **small)
     assert bare.accepts_loss_kwargs is False  # it has no way to take them
+
+
+def own_forward(self, input_ids, labels=None, **kwargs):
+    """A loss of one's own, which does not shift, and no call of a base's forward."""
+    logits = head_of(self)(self.base_model(input_ids)[0])
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return {"loss": loss, "logits": logits}
+
+
+IMAGE = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "forward", "whose"),
+    [
+        ("ImageGPTForCausalImageModeling", IMAGE, None, "ImageGPTForCausalImageModeling"),
+        ("GPT2DoubleHeadsModel", SMALL["GPT2LMHeadModel"], None, "GPT2DoubleHeadsModel"),
+        ("LlamaForCausalLM", SMALL["LlamaForCausalLM"], own_forward, "Model"),
+    ],
+    ids=["shifted by hand", "two heads", "a forward of one's own"],
+)
+def test_a_language_model_with_a_loss_of_its_own_must_say_what_it_is_solved_for(host, base, config, forward, whose):
+    model = language_model(host, base, forward=forward, **config).train()
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    assert model.accepts_loss_kwargs is False
+    with pytest.raises(
+        ValueError, match=rf"forward of {whose} does not ask for loss_function.*override solved_targets"
+    ):
+        model(ids, labels=ids)
+    assert int(model.lm_head.attempts) == 0
+    type(model).solved_targets = lambda self, head, labels: (labels, None)
+    model(ids, labels=ids)
+    assert int(model.lm_head.step) == 1
+
+
+def test_a_loss_of_ones_own_in_another_model_has_its_labels_one_by_one(host):
+    config = SMALL["LlamaForCausalLM"] | {"num_labels": 3}
+    model = language_model(host, "LlamaForTokenClassification", "score", own_forward, **config)
+    labels = torch.tensor([[1, -100, 2]])
+    y, weight = model.solved_targets(model.score, labels)
+    assert (y.tolist(), weight.tolist()) == ([[1, 0, 2]], [[1, 0, 1]])
+
+
+def test_what_a_class_says_of_its_loss_is_kept(host):
+    """Some of transformers say that theirs does not divide, though it could."""
+    transformers, mixin = host
+    base = type("Base", (transformers.GPT2LMHeadModel,), {"accepts_loss_kwargs": False})
+    model = type("Model", (mixin, base), {})(transformers.GPT2Config(vocab_size=20, **SMALL["GPT2LMHeadModel"]))
+    assert model.accepts_loss_kwargs is False
+
+
+def test_ranks_ask_one_another_only_where_labels_may_be_ignored(host, monkeypatch):
+    from closedform.integrations import transformers
+
+    asked = []
+
+    def agree(*_):
+        asked.append(1)
+        return cf.distributed.Agreement([1, 1], False)
+
+    monkeypatch.setattr(transformers, "distributed", types.SimpleNamespace(active=lambda group: True, agree=agree))
+    for kind, expected in (("regression", 0), ("classes", 1), ("tokens", 2)):
+        model, sample = build(host, kind).train(), data(kind)[0]
+        model(sample["input_ids"][None], labels=sample["labels"][None])
+        assert len(asked) == expected, kind
+    # one of one's own may have weights on some ranks alone
+    model = build(host, "regression").train()
+    model.solved_targets = lambda head, labels: (labels[:, None], None)
+    sample = data("regression")[0]
+    model(sample["input_ids"][None], labels=sample["labels"][None])
+    assert len(asked) == 3
 
 
 def test_resuming_from_a_checkpoint_and_loading_one(host, tmp_path):

@@ -17,8 +17,6 @@ Checkpoints hold the head's memory, and `resume_from_checkpoint` goes on with it
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,13 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import distributed
-from ..extras import require
 from ..head import ClosedFormLinear
-from . import check_solved, head_of
-
-require("closedform.integrations.transformers", "transformers", "transformers")
-
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss  # noqa: E402 - only where it is installed
+from . import check_solved, head_of, model_loss
 
 IGNORED = -100  # the label of what does not count
 
@@ -44,27 +37,35 @@ class ClosedFormMixin:
     labels is an error, since the layer could not be solved. Two guesses of transformers go wrong for a class of one's own,
     and are put right: which loss a model has, which goes by the name of its class and here by those of its bases; and that
     a forward which takes any keyword hands `num_items_in_batch` to its loss, without which `Trainer` would add up the
-    gradients of accumulated micro-batches and not average them (`accepts_loss_kwargs`).
+    gradients of accumulated micro-batches and not average them (`accepts_loss_kwargs`). Of language models those are
+    followed that ask transformers for their loss, as most do, and those of its own that are known not to shift the labels
+    (Bart and its like); others must say what they are solved for (`solved_targets`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if getattr(self, "loss_type", None) is None:
-            named = (re.search("|".join(LOSS_MAPPING), kind.__name__) for kind in type(self).__mro__)
-            # the fallback is that of transformers, which Trainer does not see
-            fallback = "ForCausalLM" if self._asks_for_a_loss() else None
-            self.loss_type = next((found.group() for found in named if found), fallback)
-        if not hasattr(self, "accepts_loss_kwargs"):
-            loss, taken = self._chosen_loss(), inspect.signature(self.forward).parameters.values()  # type: ignore[attr-defined]
-            divides = loss is not None and "num_items_in_batch" in inspect.signature(loss).parameters
-            self.accepts_loss_kwargs = divides and any(argument.kind is argument.VAR_KEYWORD for argument in taken)
+            self.loss_type = model_loss.kind_of_loss(self)
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether the loss divides by `num_items_in_batch`; some models say so themselves."""
+        said = vars(self).get("accepts_loss_kwargs", getattr(super(), "accepts_loss_kwargs", None))
+        return model_loss.divides(self) if said is None else said
+
+    @accepts_loss_kwargs.setter
+    def accepts_loss_kwargs(self, value: bool) -> None:
+        vars(self)["accepts_loss_kwargs"] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self, torch.nn.Module)
         if not self.training:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]  # the model that this is mixed into has it
         head = head_of(self)
-        head.observe(*_counted(head, *self.solved_targets(head, self._labels(args, kwargs))))
+        y, weight = self.solved_targets(head, self._labels(args, kwargs))
+        # one of one's own may have weights on some ranks alone
+        ours = getattr(self.solved_targets, "__func__", None) is ClosedFormMixin.solved_targets
+        head.observe(*((y, None) if weight is None and ours else _counted(head, y, weight)))
         out = super().__call__(*args, **kwargs)  # type: ignore[misc]
         check_solved(head, f"forward of {type(self).__name__}")
         return out
@@ -86,26 +87,18 @@ class ClosedFormMixin:
         """What the head is solved for: targets, and sample weights or None. Override it where the model's labels are not
         those of its outputs one by one.
 
-        Labels `(n,)` of a single output are targets `(n, 1)`; classes of -100 do not count. Where the model's loss is that
-        of a causal language model, which shifts the labels, each token's target is the label of the next."""
+        Labels `(n,)` of a single output are targets `(n, 1)`; classes of -100 do not count. Where the loss is of the kind of
+        causal language models, each token's target is the label of the next: transformers hands it the labels as they are,
+        and it shifts them, as one of your own in its place (`loss_function`) must. One that does not is a case for an
+        override; so is a language model that computes its loss in a forward of its own."""
         if not head.loss.labels:
             return (labels[:, None] if labels.ndim == 1 and head.out_features == 1 else labels), None
         if labels.is_floating_point():
             return labels, None
-        encodes = getattr(self.config, "is_encoder_decoder", False)  # type: ignore[attr-defined]  # then inputs are shifted
-        if self._chosen_loss() is ForCausalLMLoss and not encodes:
+        if labels.ndim > 1 and model_loss.shifts(self):
             labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         ignored = labels == IGNORED
         return labels.masked_fill(ignored, 0), (~ignored).float()
-
-    def _chosen_loss(self) -> Callable[..., Tensor] | None:
-        """The loss that transformers chose for the model, where its forward asks for it; some have one of their own."""
-        return self.loss_function if self._asks_for_a_loss() else None  # type: ignore[attr-defined]  # the model's
-
-    def _asks_for_a_loss(self) -> bool:
-        forwards = [vars(kind)["forward"] for kind in type(self).__mro__ if "forward" in vars(kind)]
-        codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards]
-        return any(code is not None and "loss_function" in code.co_names for code in codes)
 
     def _labels(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         labels = kwargs.get("labels")
