@@ -3,7 +3,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
-RELEASE := lightning several_machines packaging communication docs
+RELEASE := lightning transformers several_machines packaging communication docs
 # laplace-torch asks for torchvision, which the tests do without and whose build must match that of torch
 LAPLACE := laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops linear_operator opt_einsum unfoldNd
 

@@ -1,6 +1,6 @@
 """A loss of your own in ten lines: Poisson regression on counts, with a solved last layer.
 
-    python examples/custom_loss.py
+    python examples/custom_loss.py [--quick]
 
 A count y with rate exp(z) has the negative log-likelihood exp(z) - y z. Its second derivative, exp(z), has no bound; with
 the rate held at exp(b) from z = b on, that is the bound, and the loss stays convex. That is all the solver has to know.
@@ -9,6 +9,7 @@ the rate held at exp(b) from z = b on, that is the bound, and the loss stays con
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,7 @@ def data(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.poisson(rate, generator=g), rate
 
 
-def train(loss: cf.losses.Loss, steps: int = 400) -> float:
+def train(loss: cf.losses.Loss, steps: int) -> float:
     """The mean squared error of the logarithm of the rate, on fresh inputs."""
     torch.manual_seed(0)
     x, y, _ = data(2048, seed=0)
@@ -66,12 +67,13 @@ def train(loss: cf.losses.Loss, steps: int = 400) -> float:
         return float((z - rate.log()).square().mean())
 
 
-def main() -> dict[str, float]:
-    errors = {type(loss).__name__: train(loss) for loss in (Poisson(), cf.Squared())}
+def main(quick: bool = False) -> dict[str, float]:
+    steps = 400 if quick else 1000
+    errors = {type(loss).__name__: train(loss, steps) for loss in (Poisson(), cf.Squared())}
     for name, error in errors.items():
         print(f"{name:8} mean squared error of the log rate: {error:.4f}")
     return errors
 
 
 if __name__ == "__main__":
-    main()
+    main("--quick" in sys.argv)
