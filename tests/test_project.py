@@ -102,6 +102,18 @@ def test_the_command_line_names_a_missing_extra(tmp_path):
     assert "pip install 'closedform[experiments]'" in result.stderr
 
 
+def test_what_is_handed_out_is_tried_with_every_trainer():
+    """What is too slow for `make test`: two processes of Lightning and of transformers."""
+    (release,) = re.findall(r"^RELEASE := (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    slow = [
+        name
+        for name in ("lightning", "transformers", "skorch")
+        if "mark.slow" in (ROOT / f"tests/test_{name}.py").read_text()
+    ]
+    assert slow == ["lightning", "transformers"]
+    assert {*slow} <= {*release.split()}
+
+
 def test_an_interrupt_while_torch_is_being_imported_leaves_no_traceback():
     code = (
         "import sys\n"

@@ -1,7 +1,9 @@
 """An unmodified Trainer of transformers gives the weights of the plain loop on a model with the mixin."""
 
+import re
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -300,6 +302,23 @@ def test_a_language_model_with_a_loss_of_its_own_must_say_what_it_is_solved_for(
     type(model).solved_targets = lambda self, head, labels: (labels, None)
     model(ids, labels=ids)
     assert int(model.lm_head.step) == 1
+
+
+def test_what_the_page_says_of_imagegpt_is_what_its_loss_does(host):
+    page = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(def solved_targets.*?)```", page, re.S)
+    space = {"torch": torch}
+    exec(block, space)  # the page is ours
+    model = language_model(
+        host, "ImageGPTForCausalImageModeling", **IMAGE, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    type(model).solved_targets = space["solved_targets"]
+    ids = torch.randint(19, (4, 6), generator=torch.Generator().manual_seed(0))
+    out = model.train()(ids, labels=ids)
+    assert int(model.lm_head.step) == 1
+    y, weight = model.solved_targets(model.lm_head, ids)
+    values = F.cross_entropy(out.logits.transpose(1, 2), y, reduction="none")
+    assert torch.allclose((values * weight).sum() / weight.sum(), out.loss, rtol=1e-5)
 
 
 def test_a_loss_of_ones_own_in_another_model_has_its_labels_one_by_one(host):
