@@ -530,6 +530,31 @@ def dfiv_defaults() -> str:
     return _markdown(["task", "batches", "first", "error", "over one, solve", "lower in", "CPU s"], body)
 
 
+def dfiv_curves() -> str:
+    """Curves by `DFIVRegressor` with its defaults, by number of rows (docs/iv.md)."""
+    body = []
+    for row in _rows("dfiv_designs-cpu"):
+        if "curve" in row:
+            worst = max(run["deep"] for run in row["seeds"])
+            means = [f"{row['means'][name]:.2g}" for name in ("deep", "linear", "sieve")]
+            cells = [f"{means[0]} (worst {worst:.2g})", *means[1:], f"{row['variance']:.2g}"]
+            body.append([f"{row['curve']}", f"{row['n']:,}", *cells])
+    return _markdown(["curve", "rows", "`DFIVRegressor`", "two-stage least squares", "sieve", "variance"], body)
+
+
+def dfiv_many() -> str:
+    """Slopes with many instruments, of which one matters (docs/iv.md)."""
+    body = []
+    for row in _rows("dfiv_designs-cpu"):
+        if "instruments" in row:
+            cells = []
+            for name in ("deep", "linear"):
+                slopes = sorted(run[name] for run in row["seeds"])
+                cells.append(f"{statistics.median(slopes):.2f} ({slopes[0]:.2f} to {slopes[-1]:.2f})")
+            body.append([str(row["instruments"]), *cells])
+    return _markdown(["instruments", "`DFIVRegressor`, median (range)", "two-stage least squares"], body)
+
+
 def dfpv() -> str:
     """Proxy variables against regressions on the demand design (docs/iv.md)."""
     names = ("proxies", "price alone", "price and proxies")
@@ -563,7 +588,7 @@ if __name__ == "__main__":
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
-        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfpv, iv_card,
+        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")
