@@ -3,11 +3,11 @@
     python benchmarks/dfiv_designs.py
 
 Curves: `x = z + u / 2`, `y = f(x) + 2 u + e / 10` with z, u, e standard normal. Errors are mean squared, of the curve at 41
-points from -1.5 to 1.5. Beside it two-stage least squares, and a sieve: two-stage least squares on Hermite polynomials, degree 6
-in the treatment and 8 in the instrument, which was fixed once and not tuned.
+points from -1.5 to 1.5. Beside it two-stage least squares, and a sieve: two-stage least squares on Hermite polynomials, of
+degree 6 in the treatment and 8 in the instrument, fixed once and not tuned.
 
-Many instruments: `x = z_1 + u`, `y = 2 x + 2 u + e` with 400 rows and 50 or 150 standard normal instruments of which the first
-matters; the slope is 2, that of ordinary least squares 3.
+Many instruments: `x = z_1 + u`, `y = 2 x + 2 u + e` with 400 rows and 50 or 150 standard normal instruments, of which the
+first matters; the slope is 2, that of ordinary least squares 3.
 """
 
 from __future__ import annotations
