@@ -501,12 +501,9 @@ def dfiv_settings() -> str:
                 shown = [("no", "yes")[v] if isinstance(v, bool) else f"{v:g}" if isinstance(v, float) else str(v)
                          for v in values]  # fmt: skip
                 told = (
-                    row["task"]
-                    .replace("sprites, ", "")
-                    .replace("n = ", "")
-                    .replace("000", "k")
-                    .replace("the paper's", "paper's")
+                    row["task"].replace("sprites, ", "").replace("the ", "").replace("n = ", "").removesuffix(" limit")
                 )
+                told = told.replace("10000", "10k").replace("5000", "5k").replace("1000", "1k")
                 head.append(f"{told}, {rule}")
                 columns.append([str(best["iterations"]), *shown])
     labels = ["iterations", *(name.replace("_", " ") for name in names)]
