@@ -83,7 +83,7 @@ def input_of(batch: Any, inputs: Callable[[Any], Tensor] | None = None) -> Tenso
     if not isinstance(x, Tensor):
         raise ValueError(
             f"RefitHead calls forward with one tensor, but the inputs found in a batch are a {type(x).__name__}: give it "
-            "inputs=, or leave it out, and refit after training with closedform.Statistics"
+            "inputs=, or leave RefitHead out, and refit after training with closedform.Statistics"
         )
     return x
 

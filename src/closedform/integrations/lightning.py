@@ -98,8 +98,8 @@ class RefitHead(Callback):
             (taken := inspect.signature(kind.forward)).bind(pl_module, None)
         except TypeError:
             raise ValueError(
-                f"forward{taken} of {kind.__name__} cannot be called with one tensor, as RefitHead does: leave it out, "
-                "and refit after training with closedform.Statistics"
+                f"forward{taken} of {kind.__name__} cannot be called with one tensor, as RefitHead does: leave RefitHead "
+                "out, and refit after training with closedform.Statistics"
             ) from None
         self._read = 0
 
