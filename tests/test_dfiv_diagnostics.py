@@ -165,14 +165,14 @@ def summarised(**changes):
     rng = np.random.default_rng(0)
     f = rng.standard_normal(50)
     told = {
-        "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "gap": 0.01, "structural": [f, f + 0.01],
+        "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "gap": 0.01, "effects": [f, f + 0.01],
         "outcome": f, "outcome_expected": f, "controlled": True, "values": 200, "tried": [], "used": "",
     }  # fmt: skip
     return deep_part(linear_part(X, y, Z, W, ["x"]), **told | changes).warnings
 
 
 WARNINGS = {
-    "members": ({"structural": [np.arange(50.0), np.arange(50.0)[::-1]]}, "the members, fitted to exchanged halves"),
+    "members": ({"effects": [np.arange(50.0), np.arange(50.0)[::-1]]}, "the members, fitted to exchanged halves"),
     "gap": ({"gap": 0.2}, "the layers of training and re-estimated ones differ by 20%"),
     "NaN gap": ({"gap": float("nan")}, "the layers of training and re-estimated ones"),
     "ill-posed": ({"identified": 0.05}, "ill-posed: the instruments move only 5%"),
