@@ -153,17 +153,18 @@ def diagnosed(
     made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
 ) -> Summary:
     """The summary with what the members say on held-out rows, means over them; `values` is the number of different
-    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves; and so are
-    the differences between layers and between members, which would else be those of what the controls do."""
+    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves, and so is
+    the difference between members, which would else be that of what the controls do. The layers of training are compared by
+    their mean over the controls: what they say of each row apart is noise of the last batches."""
     rows, before = data.rows(held), data.rows(split.first)
-    R2, shares, gaps, effects = [], [], [], []
+    R2, shares, effects, curves = [], [], [], []
     for member in trained:
         layers = member.layers
         found, f = layers.phi(member.phi(rows.Z).double()) @ layers.W.T, member.structural(rows.X, rows.O)
 
         def known(part: Data, member: Member = member) -> Tensor:
-            curves = [member.structural(part.X, part.O, of) for of in (None, member.online, member.again)]
-            return torch.cat([member.layers.psi(member.psi(part.X).double()), torch.stack(curves, 1)], 1)
+            psi = member.layers.psi(member.psi(part.X).double())
+            return torch.cat([psi, member.structural(part.X, part.O)[:, None]], 1)
 
         target = known(rows)
         by_controls = target.mean(0)
@@ -171,14 +172,13 @@ def diagnosed(
             xi = evaluation.scale_of(member.xi(before.O).double())
             C, c = evaluation.fit(xi(member.xi(before.O).double()), known(before), evaluation.BETA_1)
             by_controls = xi(member.xi(rows.O).double()) @ C.T + c
-        beyond, target = target - by_controls, target[:, :-3]
+        beyond, target = target - by_controls, target[:, :-1]
         left = beyond.square().mean(0).clamp(min=1e-30)
-        R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-3])
-        R2[-1][left[:-3] <= 1e-12] = 0.0
-        shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-3])))
-        effect, online, again = (beyond[:, -3:] - beyond[:, -3:].mean(0)).T
-        effects.append(effect.numpy())
-        gaps.append(float((online - again).square().mean() / again.square().mean().clamp(min=1e-30)))
+        R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-1])
+        R2[-1][left[:-1] <= 1e-12] = 0.0
+        shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
+        effects.append((beyond[:, -1] - beyond[:, -1].mean()).numpy())
+        curves.append([member.curve(rows.X, rows.O, of).numpy() for of in (member.online, member.again)])
     first = trained[0]
     told = {0.0: "layers of training"}.get(first.ridge, f"re-estimated layers, ridge {first.ridge:g} a row")
     return deep_part(
@@ -186,8 +186,8 @@ def diagnosed(
         stages=(len(split.first), len(split.second), len(held)),
         feature_r2=torch.stack(R2).mean(0).numpy(),
         identified=float(np.mean(shares)),
-        gap=float(np.mean(gaps)),
         effects=effects,
+        curves=curves,
         outcome=rows.y[:, 0].numpy(),
         outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
         controlled=rows.O is not None,

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..iv import linear
 
-GAP = 0.1  # of the variance of what the treatment makes of the predictions
+GAP = 0.1  # of the variance of what the treatment does
 APART = 0.1  # of the same
+LITTLE = 0.01  # of the variance of the outcome: what the treatment does counts as no less
 IDENTIFIED = 0.1  # of the variance of the structural function
 
 BLIND = (
@@ -113,7 +114,7 @@ class Summary:
             lines.append(f"  of the estimated structural function the instruments move {moved}")
             if self.disagreement is not None:
                 lines.append(f"  members: {self.disagreement:.1%} of what the treatment does apart{self.beyond}")
-            lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the same apart")
+            lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the mean effect's variance apart")
             lines.append(f"  model: {self.used}")
             lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
             lines += ["", BLIND]
@@ -159,8 +160,8 @@ def deep_part(
     stages: tuple[int, int, int],
     feature_r2: np.ndarray,
     identified: float,
-    gap: float,
     effects: list[np.ndarray],
+    curves: list[list[np.ndarray]],
     outcome: np.ndarray,
     outcome_expected: np.ndarray,
     controlled: bool,
@@ -169,10 +170,12 @@ def deep_part(
     used: str,
 ) -> Summary:
     """Adds what the learned features say, and its warnings. `effects` are the members' predictions on held-out rows with
-    the part of the controls taken out, `identified` and `gap` means over the members; `values` is the number of distinct
-    instruments."""
+    the part of the controls taken out, and `curves` those averaged over the controls, by the layers of training and by
+    re-estimated ones; `identified` is a mean over the members, `values` the number of distinct instruments."""
     made.kind, made.stages, made.tried, made.used, made.controlled = "deep", stages, tried, used, controlled
-    made.feature_r2, made.identified, made.gap = feature_r2.tolist(), identified, gap
+    made.feature_r2, made.identified = feature_r2.tolist(), identified
+    little = LITTLE * float(outcome.var())
+    made.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
     made.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
     moved = max(made.feature_r2, default=0.0)
     if made.treatments and made.first_stage_f < linear.WEAK:
@@ -191,7 +194,7 @@ def deep_part(
             )
     if len(effects) > 1:
         together = np.stack(effects)
-        made.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), 1e-300)
+        made.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), little)
         if not made.disagreement <= APART:
             made.warnings.append(
                 f"the members, fitted to exchanged halves, differ by {made.disagreement:.0%} of the variance of what "
@@ -200,7 +203,7 @@ def deep_part(
     if not made.gap <= GAP:
         made.warnings.append(
             f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the variance of what the treatment "
-            f"does{made.beyond}: the layers are badly determined; more rows or fewer features may help."
+            f"does{' on average over the controls' if controlled else ''}: the layers are badly determined; more rows or fewer features may help."
         )
     if not made.identified >= IDENTIFIED:
         made.warnings.append(
