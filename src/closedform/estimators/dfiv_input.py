@@ -15,7 +15,6 @@ from torch import Tensor
 from ..iv import linear
 from .prepare import numpy
 
-
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]  # X, y, Z, W
 
 

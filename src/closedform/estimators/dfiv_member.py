@@ -73,7 +73,7 @@ class Member:
         return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
 
     def curve(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
-        """The structural function at each row of x, averaged over the controls o: it is linear in xi. Its mean is left out."""
+        """The structural function at each row of x, averaged over the controls o (it is linear in xi), less its mean."""
         xi = None if self.xi is None or o is None else evaluation.outputs(self.xi, o).mean(0).expand(len(x), -1)
         found = (layers or self.layers).structural(evaluation.outputs(self.psi, x), xi)[:, 0]
         return found - found.mean()

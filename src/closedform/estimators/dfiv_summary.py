@@ -40,9 +40,7 @@ class Summary:
     ordinary: list[float]
     feature_r2: list[float] = field(default_factory=list)  # of the treatment's features, on held-out rows
     identified: float | None = None  # share of the structural function's variance that the instruments move
-    gap: float | None = (
-        None  # mean squared difference of online and re-estimated predictions over their variance, beyond the controls
-    )
+    gap: float | None = None  # mean squared difference of online and re-estimated mean effects, over their variance
     outcome_r2: float | None = None  # of the outcome given instruments, on held-out rows
     tried: list[tuple[str, float]] = field(default_factory=list)  # models compared, and their losses
     used: str = ""

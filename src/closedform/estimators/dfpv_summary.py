@@ -107,7 +107,9 @@ class ProxySummary:
             ]
             if told.disagreement is not None:
                 lines.append(f"  members: {told.disagreement:.1%} of what W does apart, beyond {self._given}")
-            lines.append(f"  online against re-estimated layers: {told.gap:.1%} of the variance of W's mean effect apart")
+            lines.append(
+                f"  online against re-estimated layers: {told.gap:.1%} of the variance of W's mean effect apart"
+            )
             used = told.used.replace("treatment", "W")
             lines += [
                 f"  model: {used}",
