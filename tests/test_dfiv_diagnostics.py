@@ -237,7 +237,8 @@ def summarised(**changes):
     f = OUTCOME
     told = {
         "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "effects": [f, f + 0.01],
-        "curves": [[f, 1.1 * f], [f, f]], "outcome": f, "outcome_expected": f, "controlled": True, "values": 200, "tried": [], "used": "",
+        "curves": [[f, 1.1 * f], [f, f]], "outcome": f, "outcome_expected": f, "controlled": True, "values": 200,
+        "tried": [], "used": "",
     }  # fmt: skip
     return deep_part(linear_part(X, y, Z, W, ["x"]), **told | changes).warnings
 

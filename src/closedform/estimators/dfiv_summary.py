@@ -180,8 +180,8 @@ def deep_part(
         made.warnings = [text for text in made.warnings if not text.startswith("weak instruments")]
         if min(identified, moved) >= IDENTIFIED:
             made.warnings.append(
-                f"a straight line through the instruments says little of the treatment (first-stage F {made.first_stage_f:.1f}, "
-                f"below {linear.WEAK:g}): leave two-stage least squares and its interval aside. The learned features are "
+                "a straight line through the instruments says little of the treatment (first-stage F "
+                f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. The learned features are "
                 f"another matter: the instruments tell up to {moved:.0%} of their variance."
             )
         else:
@@ -199,9 +199,10 @@ def deep_part(
                 f"the treatment does{made.beyond}: the estimate depends on the split of the rows; do not trust its shape."
             )
     if not made.gap <= GAP:
+        mean = " on average over the controls" if controlled else ""
         made.warnings.append(
             f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the variance of what the treatment "
-            f"does{' on average over the controls' if controlled else ''}: the layers are badly determined; more rows or fewer features may help."
+            f"does{mean}: the layers are badly determined; more rows or fewer features may help."
         )
     if not made.identified >= IDENTIFIED:
         made.warnings.append(

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..iv import linear
 from .dfiv import DFIVRegressor
 from .dfiv_effect import banded, normal, pair
+from .dfiv_fit import WIDE
 from .dfiv_input import check_columns, checked, columns, matrix, names, outcome
 from .dfpv_summary import ProxySummary, summarised
 
@@ -100,7 +101,8 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         for name, values in parts.items():
             if (np.ptp(values, axis=0) <= 1e-12 * np.abs(values).max(0)).any():
                 raise ValueError(f"{name} has a constant column: expected every one to vary")
-        given, n = linear.with_ones(_beside(A, C), len(A)), len(A)
+        given = linear.with_ones(_beside(A, C), len(A))
+        images = W.shape[1] > WIDE or getattr(self.bridge, "backbone", None) is not None
         beside = "A" if C is None else "A and C"
         for j, k in np.ndindex(Z.shape[1], W.shape[1]):
             if np.array_equal(Z[:, j], W[:, k]):
@@ -109,8 +111,9 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
                     "plain regression on them"
                 )
         for name, values in (("Z", Z), ("W", W)):
-            more = linear.rank(np.column_stack([given, values])) - linear.rank(given)
-            if more < (1 if name == "Z" else values.shape[1]) and n > given.shape[1]:
+            least = 1 if name == "Z" else 0 if images else values.shape[1]
+            more = linear.rank(np.column_stack([given, values])) - linear.rank(given) if least else 0
+            if more < least:
                 raise ValueError(
                     f"{name} has {values.shape[1]} columns of which {more} vary beyond {beside} and each other: expected "
                     "proxies that tell more than these"
@@ -120,8 +123,8 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
                 linear.check_identified(W, Z, _beside(A, C))
             except ValueError as bad:
                 raise ValueError(
-                    f"a linear bridge needs in Z at least as many proxies as in W, which tell of each of W beyond {beside}; in "
-                    f"the words of instrumental variables, where W are the treatments X: {bad}"
+                    "a linear bridge needs in Z at least as many proxies as in W, which tell of each of W beyond "
+                    f"{beside}; in the words of instrumental variables, where W are the treatments X: {bad}"
                 ) from None
         return A, y, Z, W, C
 
@@ -146,8 +149,8 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
 
     def effect(self, a0: Any, a1: Any, *, level: float | None = None) -> Any:
         """What setting the treatment to `a1` instead of `a0` does to the mean outcome (numbers, a row or rows; of a single
-        treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of an interval: from `bootstrap`, or for
-        a linear bridge from its standard errors."""
+        treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of an interval: from `bootstrap`, or
+        for a linear bridge from its standard errors."""
         check_is_fitted(self, "bridge_")
         p = self.n_features_in_
         for name, end in (("a0", a0), ("a1", a1)):

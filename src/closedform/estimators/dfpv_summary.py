@@ -33,7 +33,9 @@ class ProxySummary:
 
     @staticmethod
     def of(plain: dict[str, Any]) -> ProxySummary:
-        return ProxySummary(**plain | {"bridge": Summary.of(plain["bridge"])})
+        made = ProxySummary(**plain)
+        made.bridge = Summary.of(plain["bridge"])
+        return made
 
     @property
     def warnings(self) -> list[str]:

@@ -96,9 +96,9 @@ def _rebuilt_dfpv(head: dict[str, Any], parameters: dict[str, Any], tensors: dic
 
     bridge = _rebuilt_dfiv(head, parameters, tensors, backbone)
     own = dict(head["proxies"])
-    given = own.pop("bridge")
+    given: Any = clone(bridge) if own.pop("bridge") else None
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if name in DFPVRegressor.ARRAYS}
-    return DFPVRegressor(clone(bridge) if given else None).restored(bridge, arrays, own)
+    return DFPVRegressor(given).restored(bridge, arrays, own)
 
 
 def _plain(name: str, value: Any) -> Any:
