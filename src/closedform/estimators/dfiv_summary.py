@@ -181,8 +181,8 @@ def deep_part(
         if min(identified, moved) >= IDENTIFIED:
             made.warnings.append(
                 "a straight line through the instruments says little of the treatment (first-stage F "
-                f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. The learned features are "
-                f"another matter: the instruments tell up to {moved:.0%} of their variance."
+                f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. "
+                f"The learned features are another matter: the instruments tell up to {moved:.0%} of their variance."
             )
         else:
             made.warnings.append(
