@@ -457,16 +457,15 @@ def dfiv(name: str = "dfiv") -> str:
         wall = statistics.fmean(seed["wall_s"] for seed in row["seeds"])
         if row["published_s"] is None:
             limit = f" (limit {row['limit_s']:g})" if "limit_s" in row else ""
-            times = [f"{row['cpu_s']:.2g}", f"{wall:.2g}", f"not told{limit}", "", ""]
+            times = [f"{row['cpu_s']:.2g}", f"{wall:.2g}", f"not told{limit}", ""]
         else:
-            shares = [f"{row['share_of_time']:.3f}", f"{wall / row['published_s']:.3f}"]
-            times = [f"{row['cpu_s']:.2g}", f"{wall:.2g}", f"{row['published_s']:g}", *shares]
+            share = f"{wall / row['published_s']:.3f}"
+            times = [f"{row['cpu_s']:.2g}", f"{wall:.2g}", f"{row['published_s']:g}", share]
         error = f"{row['mse']:.3g} ± {row['mse_std'] / len(row['seeds']) ** 0.5:.2g}"
         error = f"**{error}**" if row["mse"] < row["published_mse"] else error
         chosen = {"points": "100 points"}.get(row["chosen_by"], row["chosen_by"])
         body.append([row["task"], chosen, error, f"{row['published_mse']:.4g} ({seeds})", *times])
-    head = ["task", "chosen by", "ours", "published, mean (seeds)", "ours, CPU s", "wall s", "published, s"]
-    head += ["share, CPU", "share, wall"]
+    head = ["task", "chosen by", "ours", "published (seeds)", "CPU s", "wall s", "published, s", "share, wall"]
     return _markdown(head, body)
 
 
@@ -491,9 +490,8 @@ def dfiv_settings() -> str:
         "phi",
         "xi",
         "pool",
-        "covariate_steps",
-        "ridge",
     ]
+    names += ["covariate_steps", "ridge"]
     columns, head = [], [""]
     for row in _rows("dfiv_search-cpu"):
         for rule in ("points", "outcomes"):
@@ -502,7 +500,11 @@ def dfiv_settings() -> str:
                 values = [best["setting"][name] for name in names]
                 shown = [("no", "yes")[v] if isinstance(v, bool) else f"{v:g}" if isinstance(v, float) else str(v)
                          for v in values]  # fmt: skip
-                head.append(f"{row['task']}, by {rule}")
+                told = (
+                    row["task"].replace("sprites, ", "").replace("the ", "").replace("n = ", "").removesuffix(" limit")
+                )
+                told = told.replace("10000", "10k").replace("5000", "5k").replace("1000", "1k")
+                head.append(f"{told}, {rule}")
                 columns.append([str(best["iterations"]), *shown])
     labels = ["iterations", *(name.replace("_", " ") for name in names)]
     return _markdown(head, [[label, *cells] for label, *cells in zip(labels, *columns)])
@@ -529,6 +531,31 @@ def dfiv_defaults() -> str:
             cells = [f"{mean:.3g}", shown, "" if runs is base else f"{better} of {len(logs)}", f"{seconds:.2g}"]
             body.append([task, "fresh" if fresh else "one", order, *cells])
     return _markdown(["task", "batches", "first", "error", "over one, solve", "lower in", "CPU s"], body)
+
+
+def dfiv_curves() -> str:
+    """Curves by `DFIVRegressor` with its defaults, by number of rows (docs/iv.md)."""
+    body = []
+    for row in _rows("dfiv_designs-cpu"):
+        if "curve" in row:
+            worst = max(run["deep"] for run in row["seeds"])
+            means = [f"{row['means'][name]:.2g}" for name in ("deep", "linear", "sieve")]
+            cells = [f"{means[0]} (worst {worst:.2g})", *means[1:], f"{row['variance']:.2g}"]
+            body.append([f"{row['curve']}", f"{row['n']:,}", *cells])
+    return _markdown(["curve", "rows", "`DFIVRegressor`", "two-stage least squares", "sieve", "variance"], body)
+
+
+def dfiv_many() -> str:
+    """Slopes with many instruments, of which one matters (docs/iv.md)."""
+    body = []
+    for row in _rows("dfiv_designs-cpu"):
+        if "instruments" in row:
+            cells = []
+            for name in ("deep", "linear"):
+                slopes = sorted(run[name] for run in row["seeds"])
+                cells.append(f"{statistics.median(slopes):.2f} ({slopes[0]:.2f} to {slopes[-1]:.2f})")
+            body.append([str(row["instruments"]), *cells])
+    return _markdown(["instruments", "`DFIVRegressor`, median (range)", "two-stage least squares"], body)
 
 
 def dfpv() -> str:
@@ -564,7 +591,7 @@ if __name__ == "__main__":
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
-        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfpv, iv_card,
+        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

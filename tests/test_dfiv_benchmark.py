@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
 
@@ -90,7 +89,6 @@ def test_a_search_resumes_to_the_same_choice(tmp_path):
         path.unlink()
     assert dfiv_search.search([SMALL], tmp_path, 1, quick=True) == first
     (row,) = first
-    assert row["outcomes"][0]["setting"] in [s["setting"] for s in row["outcomes"]]
     assert row["held_out_rows"] == 300
     assert "points" not in row
 
@@ -112,9 +110,4 @@ def test_sprites_are_chosen_by_the_points_and_by_outcomes(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["dfiv", "dfiv_estimator", "dfiv_settings", "dfiv_defaults"])
 def test_the_page_has_the_tables(name):
-    file = ROOT / "benchmarks" / "results" / f"{name.replace('settings', 'search')}-cpu.json"
-    if not file.is_file():
-        pytest.skip(f"{file.name} is not there yet")
-    if name == "dfiv_settings" and "protocol" not in json.loads(file.read_text())["rows"][0]:
-        pytest.skip("the committed search is of an older protocol")
     assert getattr(load("benchmarks/tables.py"), name)() in PAGE

@@ -138,6 +138,8 @@ def test_the_page_has_the_committed_results():
     assert tables.dfiv() in page
     assert tables.iv_card() in page
     assert tables.dfpv() in page
+    assert tables.dfiv_curves() in page
+    assert tables.dfiv_many() in page
     assert json.loads((ROOT / "benchmarks/results/iv_card-cpu.json").read_text())["rows"][0]["summary"] in page
     assert claims.markdown(claims.check("dfiv", ROOT / "results" / "dfiv")) in page
     for figure in re.findall(r"\]\((figures/\S+)\)", page):
@@ -145,7 +147,7 @@ def test_the_page_has_the_committed_results():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dfiv", "iv_card", "dfpv"])
+@pytest.mark.parametrize("name", ["dfiv", "iv_card", "dfpv", "dfiv_designs"])
 def test_the_benchmarks_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     subprocess.run([sys.executable, str(script), "--quick", "--out", str(tmp_path)], check=True, capture_output=True)
