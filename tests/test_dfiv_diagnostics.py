@@ -210,23 +210,18 @@ def test_instruments_that_no_line_sees_are_not_weak():
     assert [text for text in told.warnings if text.startswith("weak instruments") and "deep" not in text]
 
 
-@pytest.mark.parametrize("treatment", ["linear", "deep"])
-def test_differences_are_of_what_the_treatment_does(treatment):
-    """Strong instruments beside strong controls give no pause; weak ones do."""
-    rng = np.random.default_rng(0)
-    n = 1000 if treatment == "deep" else 400
-    z, c, u, e = rng.standard_normal((4, n))
-    options = SMALL | {"max_iter": 60, "treatment": treatment, "lam_inner": 0.01}
-    x = z + 0.5 * u + c
-    y = 2 * x + 2 * u + 5 * np.cos(c) + e
-    strong = DFIVRegressor(**options).fit(x[:, None], y, Z=z[:, None], W=c[:, None]).summary()
+@pytest.mark.parametrize("seed", [0, 1])
+def test_differences_are_of_what_the_treatment_does(seed):
+    """Strong instruments beside controls give no pause; weak ones do."""
+    z, c, u = np.random.default_rng(seed).standard_normal((4, 500))[:3]
+    told = []
+    for x in (z + 0.5 * u + c, 0.05 * z + u + c):
+        model = DFIVRegressor(treatment="linear", lam_inner=0.01, random_state=0)
+        told.append(model.fit(x[:, None], 2 * x + 2 * u + c, Z=z[:, None], W=c[:, None]).summary())
+    strong, weak = told
     assert strong.warnings == []
-    assert max(strong.gap, strong.disagreement) < 0.1
-    x = 0.05 * z + u + c
-    y = 2 * x + 2 * u + 5 * np.cos(c) + e
-    weak = DFIVRegressor(**options).fit(x[:, None], y, Z=z[:, None], W=c[:, None]).summary()
-    assert weak.gap > 0.1
-    assert [text for text in weak.warnings if text.startswith("the layers of training")]
+    assert max(strong.gap, strong.disagreement) < 0.1 < weak.gap
+    assert {text.split(":")[0][:22] for text in weak.warnings} >= {"weak instruments", "the layers of training"}
 
 
 OUTCOME = np.random.default_rng(0).standard_normal(50)

@@ -156,6 +156,9 @@ def test_the_summary_is_of_the_treatment():
     weak = DFPVRegressor(SMALL).fit(A, y, Z=noise, W=W).summary()
     assert [text for text in weak.warnings if text.startswith("weak proxies")]
     assert [text for text in weak.warnings if text.startswith("ill-posed")]
+    assert not [text for text in weak.warnings if "different values" in text]
+    few = DFPVRegressor(SMALL).fit(A, y, Z=np.sign(Z), W=W).summary()
+    assert [text for text in few.warnings if text.startswith("Z takes only 2 different values")]
 
 
 def test_bad_input_is_told_and_changes_nothing():

@@ -12,8 +12,10 @@ from ..iv import linear
 
 GAP = 0.1  # of the variance of what the treatment does
 APART = 0.1  # of the same
+FEW = 10  # different instruments
 LITTLE = 0.01  # of the variance of the outcome: what the treatment does counts as no less
 IDENTIFIED = 0.1  # of the variance of the structural function
+MOVED = 0.3  # of that and of a learned feature: instruments that tell so much on held-out rows are not weak
 
 BLIND = (
     "Models were compared by how well they predict the outcome given the instruments, on held-out rows. That loss cannot "
@@ -48,6 +50,7 @@ class Summary:
     cragg_donald: float = math.nan  # F of the combination of treatments that the instruments move least
     controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
     disagreement: float | None = None  # variance between the members' predictions over that of their mean, likewise
+    values: int | None = None  # different instruments
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -178,7 +181,7 @@ def deep_part(
     moved = max(made.feature_r2, default=0.0)
     if made.treatments and made.first_stage_f < linear.WEAK:
         made.warnings = [text for text in made.warnings if not text.startswith("weak instruments")]
-        if min(identified, moved) >= IDENTIFIED:
+        if min(identified, moved) >= MOVED:
             made.warnings.append(
                 "a straight line through the instruments says little of the treatment (first-stage F "
                 f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. "
@@ -186,9 +189,10 @@ def deep_part(
             )
         else:
             made.warnings.append(
-                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned "
-                "features find no more. Two-stage least squares leans towards ordinary least squares, the deep fit (which "
-                "splits the rows) is spread widely, and intervals are too short; the Anderson-Rubin test still holds."
+                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned features "
+                f"find little more (R2 at most {max(moved, 0.0):.2f} on held-out rows). Two-stage least squares leans towards "
+                "ordinary least squares, the deep fit (which splits the rows) is spread widely, and intervals are too short; "
+                "the Anderson-Rubin test still holds."
             )
     if len(effects) > 1:
         together = np.stack(effects)
@@ -209,7 +213,8 @@ def deep_part(
             f"ill-posed: the instruments move only {made.identified:.0%} of the variance of the estimated structural "
             f"function{made.beyond}. The rest of its shape rests on smoothness (the ridge), not on data."
         )
-    if values <= 10:
+    made.values = values
+    if values <= FEW:
         made.warnings.append(
             f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
             "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."

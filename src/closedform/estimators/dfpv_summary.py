@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..iv import linear
-from .dfiv_summary import APART, GAP, IDENTIFIED, Summary
+from .dfiv_summary import APART, FEW, GAP, IDENTIFIED, MOVED, Summary
 
 BLIND = (
     "Models were compared by how well they predict the outcome given A and Z, on held-out rows. That loss cannot see any "
@@ -42,7 +42,7 @@ class ProxySummary:
         told, found = self.bridge, []
         deep = told.kind == "deep"
         beyond = f"beyond {self._given}"
-        moved = deep and min(told.identified or 0.0, max(told.feature_r2, default=0.0)) >= IDENTIFIED
+        moved = deep and min(told.identified or 0.0, max(told.feature_r2, default=0.0)) >= MOVED
         if told.treatments and told.first_stage_f < linear.WEAK and not moved:
             found.append(
                 f"weak proxies: the F of Z for W {beyond} is {told.first_stage_f:.1f}, below {linear.WEAK:g}. Z tells too "
@@ -64,6 +64,11 @@ class ProxySummary:
             found.append(
                 f"ill-posed: Z moves only {told.identified:.0%} of the variance of the bridge function {beyond}. The rest "
                 "of its shape rests on smoothness (the ridge), not on data."
+            )
+        if told.values is not None and told.values <= FEW:
+            found.append(
+                f"Z takes only {told.values} different values: it tells at most as many kinds of the confounder apart, and the "
+                "rest of the bridge function comes from how A shifts them, and from smoothness."
             )
         return found
 
