@@ -49,7 +49,7 @@ class Summary:
     warnings: list[str] = field(default_factory=list)
     cragg_donald: float = math.nan  # F of the combination of treatments that the instruments move least
     controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
-    disagreement: float | None = None  # variance between the members' predictions over that of their mean, likewise
+    disagreement: float | None = None  # variance between the members' effects over that of their mean
     values: int | None = None  # different instruments
 
     def plain(self) -> dict[str, Any]:
@@ -189,10 +189,10 @@ def deep_part(
             )
         else:
             made.warnings.append(
-                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned features "
-                f"find little more (R2 at most {max(moved, 0.0):.2f} on held-out rows). Two-stage least squares leans towards "
-                "ordinary least squares, the deep fit (which splits the rows) is spread widely, and intervals are too short; "
-                "the Anderson-Rubin test still holds."
+                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned "
+                f"features find little more (R2 at most {max(moved, 0.0):.2f} on held-out rows). Two-stage least squares "
+                "leans towards ordinary least squares, the deep fit (which splits the rows) is spread widely, and intervals "
+                "are too short; the Anderson-Rubin test still holds."
             )
     if len(effects) > 1:
         together = np.stack(effects)

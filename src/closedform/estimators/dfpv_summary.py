@@ -67,8 +67,8 @@ class ProxySummary:
             )
         if told.values is not None and told.values <= FEW:
             found.append(
-                f"Z takes only {told.values} different values: it tells at most as many kinds of the confounder apart, and the "
-                "rest of the bridge function comes from how A shifts them, and from smoothness."
+                f"Z takes only {told.values} different values: it tells at most as many kinds of the confounder apart, and "
+                "the rest of the bridge function comes from how A shifts them, and from smoothness."
             )
         return found
 
