@@ -143,9 +143,13 @@ def test_anderson_rubin_on_the_card_data():
         c = iv.model("card")
     except ImportError as missing:
         pytest.skip(str(missing))
+    parts = c.X.to_numpy(float), c.y.to_numpy(float), c.Z.to_numpy(float), c.W.to_numpy(float)
+    equal = linear.anderson_rubin(*parts)
+    assert equal.F == pytest.approx(5.415, abs=5e-4)
+    assert equal.p == pytest.approx(0.0200, abs=5e-5)
     told = DFIVRegressor(features="linear").fit(c.X, c.y, Z=c.Z, W=c.W).summary()
-    assert told.anderson_rubin_f == pytest.approx(5.415, abs=5e-4)
-    assert told.anderson_rubin_p == pytest.approx(0.0200, abs=5e-5)
+    assert told.anderson_rubin_f == linear.anderson_rubin(*parts, robust=True).F == pytest.approx(5.726, abs=5e-4)
+    assert "F = 5.73, p = 0.0168 (robust, and valid however weak the instruments)" in str(told)
 
 
 def test_anderson_rubin_against_dummies_of_its_formula():
@@ -160,21 +164,89 @@ def test_anderson_rubin_against_dummies_of_its_formula():
     assert found.F == pytest.approx((left(full[:, 1:]) - left(full)) / (left(full) / 56))
 
 
+def test_the_robust_anderson_rubin_is_walds():
+    X, y, Z, W = design(60)
+    Z = np.column_stack([Z, np.exp(Z)])
+    full = np.column_stack([Z, W, np.ones(60)])
+    target = y - 2 * X[:, 0]
+    inverse = np.linalg.inv(full.T @ full)
+    b = inverse @ full.T @ target
+    residual = (target - full @ b) / (1 - np.einsum("ij,jk,ik->i", full, inverse, full))
+    V = inverse @ (full.T * residual**2) @ full @ inverse
+    found = linear.anderson_rubin(X, y, Z, W, 2.0, robust=True)
+    assert found.degrees == (2, 55)
+    assert found.F == pytest.approx(b[:2] @ np.linalg.solve(V[:2, :2], b[:2]) / 2)
+    more = linear.anderson_rubin(X, y, np.column_stack([Z, Z @ [1e3, -2.0] + W[:, 0]]), W, 2.0, robust=True)
+    assert more.degrees == (2, 55)
+    assert more.F == pytest.approx(found.F)
+
+
+def test_unequal_variances_are_no_effect():
+    """A test at five percent: the robust one keeps it where the noise grows with the instrument."""
+    rejected = np.zeros(2)
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        z, u = rng.standard_normal((2, 150))
+        x, y = z + u, u * (0.3 + z**2)
+        for k, robust in enumerate((False, True)):
+            rejected[k] += linear.anderson_rubin(x[:, None], y, z[:, None], robust=robust).p < 0.05
+    assert rejected[0] / 300 > 0.15
+    assert rejected[1] / 300 < 0.09
+
+
+def test_instruments_that_no_line_sees_are_not_weak():
+    rng = np.random.default_rng(0)
+    z, u = rng.standard_normal((2, 600))
+    x = z**2 + 0.5 * u
+    options = SMALL | {"max_iter": 40, "lam_inner": 1.0}
+    told = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert told.first_stage_f < 10
+    assert max(told.feature_r2) > 0.7
+    assert [text[:26] for text in told.warnings] == ["a straight line through th"]
+    x = x - z**2
+    told = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert [text for text in told.warnings if text.startswith("weak instruments") and "deep fit" in text]
+    told = DFIVRegressor(features="linear").fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert [text for text in told.warnings if text.startswith("weak instruments") and "deep" not in text]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_differences_are_of_what_the_treatment_does(seed):
+    """Strong instruments beside controls give no pause; weak ones do."""
+    z, c, u = np.random.default_rng(seed).standard_normal((4, 500))[:3]
+    told = []
+    for x in (z + 0.5 * u + c, 0.05 * z + u + c):
+        model = DFIVRegressor(treatment="linear", lam_inner=0.01, random_state=0)
+        told.append(model.fit(x[:, None], 2 * x + 2 * u + c, Z=z[:, None], W=c[:, None]).summary())
+    strong, weak = told
+    assert strong.warnings == []
+    assert max(strong.gap, strong.disagreement) < 0.1 < weak.gap
+    assert {text.split(":")[0][:22] for text in weak.warnings} >= {"weak instruments", "the layers of training"}
+
+
+OUTCOME = np.random.default_rng(0).standard_normal(50)
+
+
 def summarised(**changes):
     X, y, Z, W = design()
-    rng = np.random.default_rng(0)
-    f = rng.standard_normal(50)
+    f = OUTCOME
     told = {
-        "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "gap": 0.01, "structural": [f, f + 0.01],
-        "outcome": f, "outcome_expected": f, "controlled": True, "values": 200, "tried": [], "used": "",
+        "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "effects": [f, f + 0.01],
+        "curves": [[f, 1.1 * f], [f, f]], "outcome": f, "outcome_expected": f, "controlled": True, "values": 200,
+        "tried": [], "used": "",
     }  # fmt: skip
     return deep_part(linear_part(X, y, Z, W, ["x"]), **told | changes).warnings
 
 
+F = np.arange(50.0) - 24.5
 WARNINGS = {
-    "members": ({"structural": [np.arange(50.0), np.arange(50.0)[::-1]]}, "the members, fitted to exchanged halves"),
-    "gap": ({"gap": 0.2}, "the layers of training and re-estimated ones differ by 20%"),
-    "NaN gap": ({"gap": float("nan")}, "the layers of training and re-estimated ones"),
+    "members": ({"effects": [np.arange(50.0), np.arange(50.0)[::-1]]}, "the members, fitted to exchanged halves"),
+    "gap": ({"curves": [[0.5 * F, F]]}, "the layers of training and re-estimated ones differ by 25%"),
+    "NaN gap": ({"curves": [[np.full(50, np.nan), F]]}, "the layers of training and re-estimated ones"),
+    "no effect": (
+        {"curves": [[0.05 * F / F.std() * OUTCOME.std(), 0 * F]]},
+        "the layers of training and re-estimated ones differ by 25%",
+    ),
     "ill-posed": ({"identified": 0.05}, "ill-posed: the instruments move only 5%"),
     "values": ({"values": 2}, "the excluded instruments take only 2 different values"),
 }

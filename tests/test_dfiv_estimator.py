@@ -66,8 +66,8 @@ def test_a_deep_fit_undoes_the_confounding(fitted):
     ordinary = np.polyfit(X[:, 0], y, 1)[0]
     slope = model.marginal_effect(X, W).mean()
     assert abs(slope - 2) < 0.35 < ordinary - 2
-    assert 0.3 < model.score(X, y, W, Z=Z) < 1
-    assert model.score(X, 2 * X[:, 0] + W[:, 0], W) > 0.9  # the structural function itself
+    assert 0.3 < model.score(X, y, W=W, Z=Z) < 1
+    assert model.score(X, 2 * X[:, 0] + W[:, 0], W=W) > 0.9  # the structural function itself
 
 
 def test_effects_are_differences_and_slopes_derivatives(fitted):
@@ -125,7 +125,7 @@ def test_a_fit_is_a_function_of_its_seed_and_can_be_saved(fitted, tmp_path):
     read = load(tmp_path / "model")
     assert np.array_equal(read.predict(X, W), model.predict(X, W))
     assert str(read.summary()) == str(model.summary())
-    assert read.score(X, y, W, Z=Z) == model.score(X, y, W, Z=Z)
+    assert read.score(X, y, W=W, Z=Z) == model.score(X, y, W=W, Z=Z)
     straight = DFIVRegressor(features="linear").fit(X, y, Z=Z, W=W)
     straight.save(tmp_path / "linear")
     assert np.array_equal(load(tmp_path / "linear").predict(X, W), straight.predict(X, W))

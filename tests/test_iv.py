@@ -20,6 +20,27 @@ from .helpers import relative
 T1, T2 = 3, 2
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_covariates_that_are_missing_are_told(steps):
+    model, _ = models(RULES["proximal"], True, covariate_steps=steps)
+    data = problem()
+    for call in (model.predict, model.features):
+        with pytest.raises(ValueError, match="no covariates o, and the model has a network xi"):
+            call(data.X)
+    with pytest.raises(ValueError, match="no covariates o, and the model has a network xi"):
+        model.step([(data.X[:6], data.Z[:6])], (data.Z[6:], data.y[6:], None))
+
+
+def test_splits_beyond_the_data_are_told():
+    with pytest.raises(ValueError, match="second has the row -1; expected rows from 0 on"):
+        Split(torch.tensor([0, 1, 9]), torch.tensor([-1, 3]))  # of ten rows both have the last
+    model, _ = models(RULES["proximal"], False)
+    before = [p.clone() for p in model.psi.parameters()]
+    with pytest.raises(ValueError, match="the split has row 29, and the data has 12 rows"):
+        train(model, problem(covariates=False), Split.halves(30), iterations=3, batch_size=4, lr=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.psi.parameters()))
+
+
 def net(inputs, width, seed):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(inputs, 5), torch.nn.Tanh(), torch.nn.Linear(5, width)).double()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,26 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from . import dfiv_fit
+from ..iv import linear
+from . import dfiv_files, dfiv_fit
 from .dfiv_bootstrap import bootstrap
-from .dfiv_input import check_columns, checked, columns, excluded, matrix, names, outcome, scaled
+from .dfiv_effect import banded, normal, pair
+from .dfiv_input import Rows, check_columns, checked, columns, excluded, mark, matrix, names, outcome, scaled
 from .dfiv_member import HOLD_OUT, Member
 from .dfiv_summary import Summary
-from .prepare import numpy, one_thread
+from .prepare import one_thread
 from .settings import _are_sizes, _check_auto, _is_count, _is_positive
 
 CHUNK = 4096  # rows predicted at a time
+FITTED = (
+    *dfiv_files.PLAIN,
+    *dfiv_files.SCALES,
+    *dfiv_files.LINEAR,
+    "intercept_",
+    "members_",
+    "summary_",
+    "replicates_",
+)
 
 
 class DFIVRegressor(RegressorMixin, BaseEstimator):
@@ -78,6 +88,10 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     _names: list[str]
     _columns: dict[str, list[str] | None]
     _instruments: int
+    _own: list[int]
+    _rows: list[Any]
+    _drawn: np.ndarray
+    _stage_one: np.ndarray
     _x: tuple[np.ndarray, np.ndarray]
     _z: tuple[np.ndarray, np.ndarray]
     _y: tuple[np.ndarray, np.ndarray]
@@ -123,13 +137,15 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, Z: Any = None, W: Any = None) -> DFIVRegressor:
         """Fit treatments `X (n, p)`, outcomes `y (n,)`, instruments `Z (n, m)` and controls `W (n, q)` or None. Controls are
         instruments for themselves, whether or not Z repeats them."""
+        return self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
+
+    def _fit(
+        self, X: Any, y: Any, Z: Any, W: Any, told: list[str], tables: dict[str, list[str] | None]
+    ) -> DFIVRegressor:
         self._check_parameters()
-        made = dfiv_fit.attributes(
-            self, *checked(X, y, Z, W), names=names(X), columns={"X": columns(X), "Z": columns(Z), "W": columns(W)}
-        )
-        parameters = self.get_params(deep=False)  # all else is of an earlier fit, perhaps of another kind
-        for name in set(vars(self)) - set(parameters):  # at the end, so that an error leaves the estimator as it was
-            delattr(self, name)
+        made = dfiv_fit.attributes(self, *checked(X, y, Z, W), names=told, columns=tables)
+        for name in FITTED:  # of an earlier fit, perhaps of another kind; at the end, so that an error changes nothing
+            self.__dict__.pop(name, None)
         self.__dict__.update(made)
         return self
 
@@ -208,45 +224,40 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     def effect(self, x0: Any, x1: Any, W: Any = None, *, level: float | None = None) -> Any:
         """What moving the treatment from `x0` to `x1` does to the outcome, for every row of W (or of x0 and x1, which are
-        numbers, rows or arrays; of a single treatment also `(n,)`, a row each). With `level`, such as 0.95, also the ends of
-        an interval: from `bootstrap`, or for a linear fit from its standard errors."""
+        numbers, rows or arrays; of a single treatment also `(n,)`, a row each; one row of W serves all). With `level`, such
+        as 0.95, also the ends of an interval: from `bootstrap`, or for a linear fit from its standard errors."""
         check_is_fitted(self, "summary_")
-        n = 1 if W is None else len(np.asarray(numpy(W)))
         p = self.n_features_in_
-        ends = []
-        for name, value in (("x0", x0), ("x1", x1)):
-            try:
-                value = np.asarray(numpy(value), dtype=np.float64)
-            except (TypeError, ValueError):
-                raise ValueError(f"{name} must be a number, a row or rows of treatments, got {value!r:.80}") from None
-            if not np.isfinite(value).all():
-                raise ValueError(f"{name} holds NaN or infinity; expected finite treatments")
-            if value.ndim == 1 and p == 1:
-                value = value[:, None]  # of a single treatment, a row each
-            try:
-                rows = max(n, value.shape[0] if value.ndim == 2 else 1)
-                ends.append(np.broadcast_to(value, (rows, p)))
-            except ValueError:
-                raise ValueError(
-                    f"{name} has shape {value.shape}; expected {p} treatments, for one row or {n} of them"
-                ) from None
-        rows = max(len(end) for end in ends)
-        if any(len(end) not in (1, rows) for end in ends):
-            raise ValueError(f"x0 has {len(ends[0])} rows and x1 {len(ends[1])}; expected as many, or one")
-        ends = [np.broadcast_to(end, (rows, p)) for end in ends]
+        if W is not None:
+            check_columns(W, "W", self._columns)
+            W = matrix(W, "W")
+        ends = pair({"x0": x0, "x1": x1}, p, 1 if W is None else len(W))
+        if W is not None and len(W) == 1:
+            W = np.broadcast_to(W, (len(ends[0]), W.shape[1]))
         change = self.predict(ends[1], W) - self.predict(ends[0], W)
         if level is None:
             return change
         if self._linear and not hasattr(self, "replicates_"):
             d = ends[1] - ends[0]
-            spread = np.sqrt(np.einsum("ni,ij,nj->n", d, self.covariance_[:p, :p], d)) * _normal(level)
+            spread = np.sqrt(np.einsum("ni,ij,nj->n", d, self.covariance_[:p, :p], d)) * normal(level)
             return change, change - spread, change + spread
-        return (change, *self._quantiles(lambda m: m.predict(ends[1], W) - m.predict(ends[0], W), level))
+        return self._banded(change, lambda m: m.predict(ends[1], W) - m.predict(ends[0], W), level)
 
-    def marginal_effect(self, X: Any, W: Any = None) -> np.ndarray:
-        """The derivative of the structural function by every treatment, `(n, p)`."""
+    def marginal_effect(self, X: Any, W: Any = None, *, level: float | None = None) -> Any:
+        """The derivative of the structural function by every treatment, `(n, p)`. With `level`, such as 0.95, instead its
+        mean over the rows, `(p,)`, and the ends of an interval of that: from `bootstrap`, or for a linear fit from its
+        standard errors."""
         check_is_fitted(self, "summary_")
         X, W = self._inputs(X, W)
+        if level is None:
+            return self._slopes(X, W)
+        mean = self._slopes(X, W).mean(0)
+        if self._linear and not hasattr(self, "replicates_"):
+            spread = self.std_error_ * normal(level)
+            return mean, mean - spread, mean + spread
+        return self._banded(mean, lambda m: m._slopes(X, W).mean(0), level)
+
+    def _slopes(self, X: np.ndarray, W: np.ndarray | None) -> np.ndarray:
         if self._linear:
             return np.tile(self.coef_, (len(X), 1))
         slopes = []
@@ -259,30 +270,35 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             slopes.append(slope.double().numpy())
         return np.concatenate(slopes) / len(self.members_) * self._y[1][0] / self._x[1]
 
-    def score(self, X: Any, y: Any, W: Any = None, Z: Any = None) -> float:
+    def score(self, X: Any, y: Any, *, Z: Any = None, W: Any = None) -> float:
         """With Z the R^2 of the outcome given the instruments, the only fit that confounded data can show; without, that of
         `predict` against y, which means something where y is not confounded (an experiment, a known function)."""
         check_is_fitted(self, "summary_")
         y = outcome(y)
         if np.ptp(y) == 0:
             raise ValueError("y is constant: R^2 compares with the variance of the outcome, which is zero")
-        if Z is None:
-            found = self.predict(X, W)
-        elif self._linear:
-            raise ValueError("score with Z is for a deep fit; of a linear one see summary()")
-        else:
-            X, W = self._inputs(X, W)
-            self._check_instruments(Z)
-            X, y, Z, W = checked(X, y, Z, W, fitted=True)
-            extra = excluded(Z, W)
-            z = scaled(extra if W is None else np.column_stack([extra, W]), self._z)
-            o = None if W is None else scaled(W, self._w)
-            with torch.no_grad():
-                mean = torch.stack([member.expected(z, o) for member in self.members_]).mean(0).numpy()
-            found = mean * self._y[1][0] + self._y[0][0]
+        found = self.predict(X, W) if Z is None else self._given_instruments(X, y, Z, W)
         if len(found) != len(y):
             raise ValueError(f"X has {len(found)} rows and y {len(y)}; expected as many")
         return 1 - float(np.square(y - found).sum() / np.square(y - y.mean()).sum())
+
+    def _given_instruments(self, X: Any, y: Any, Z: Any, W: Any) -> np.ndarray:
+        """The outcome that the instruments tell."""
+        X, W = self._inputs(X, W)
+        self._check_instruments(Z)
+        X, y, Z, W = checked(X, y, Z, W, fitted=True)
+        own = Z[:, self._own if hasattr(self, "_own") else excluded(Z, W)]  # a file of format 1 does not say which
+        if self._linear:
+            if not hasattr(self, "_stage_one"):
+                raise ValueError(
+                    "the fit is from a file of format 1, which has no stage one: fit anew for a score with Z"
+                )
+            return self._predicted(np.column_stack([own, linear.with_ones(W, len(own))]) @ self._stage_one, W)
+        z = scaled(own if W is None else np.column_stack([own, W]), self._z)
+        o = None if W is None else scaled(W, self._w)
+        with torch.no_grad():
+            mean = torch.stack([member.expected(z, o) for member in self.members_]).mean(0).numpy()
+        return mean * self._y[1][0] + self._y[0][0]
 
     def _check_instruments(self, Z: Any) -> None:
         check_columns(Z, "Z", self._columns)
@@ -308,27 +324,41 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         folder: str | Path | None = None,
         n_jobs: int = 1,
     ) -> DFIVRegressor:
-        """Refit to rows drawn with replacement, for `interval` and `effect(level=)`; see `dfiv_bootstrap`."""
+        """Refit to the rows of the fit, drawn with replacement, for `interval` and `level=` of effects.
+
+        A refit has what the fit has chosen: its design, and its layers (those of training, or the ridges). So the intervals
+        are of the estimator as chosen, and what another choice would have given is not in them.
+
+        replicates : the number of refits.
+        folder : keeps each as soon as it is done; a call with the same fit, rows and folder goes on from there.
+        n_jobs : processes.
+        """
         check_is_fitted(self, "summary_")
         self._inputs(X, W)
         if Z is not None:
             self._check_instruments(Z)
-        self.replicates_ = bootstrap(self, checked(X, y, Z, W), replicates, folder, n_jobs)
+        return self._bootstrap(checked(X, y, Z, W), replicates=replicates, folder=folder, n_jobs=n_jobs)
+
+    def _bootstrap(
+        self, rows: Rows, *, replicates: int = 50, folder: str | Path | None = None, n_jobs: int = 1
+    ) -> DFIVRegressor:
+        if hasattr(self, "_rows") and [len(rows[0]), mark(rows)] != self._rows:
+            told = "others" if len(rows[0]) == self._rows[0] else f"{len(rows[0])}, and the fit had {self._rows[0]}"
+            raise ValueError(f"the rows are not those of the fit, but {told}: expected the same, in the same order")
+        self.replicates_ = bootstrap(self, rows, replicates, folder, n_jobs)
         return self
 
     def interval(self, X: Any, W: Any = None, *, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Pointwise percentile interval of the structural function, from `bootstrap`."""
         check_is_fitted(self, "summary_")
-        return self._quantiles(lambda model: model.predict(X, W), level)
+        return self._banded(self.predict(X, W), lambda model: model.predict(X, W), level)[1:]
 
-    def _quantiles(self, of: Callable[[DFIVRegressor], np.ndarray], level: float) -> tuple[np.ndarray, np.ndarray]:
+    def _banded(
+        self, estimate: np.ndarray, of: Callable[[DFIVRegressor], np.ndarray], level: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not hasattr(self, "replicates_"):
             raise ValueError("there are no replicates: call bootstrap(X, y, Z=Z, W=W) with the rows of the fit first")
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level}")
-        values = np.stack([of(model) for model in self.replicates_])
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return low, high
+        return banded(estimate, self.replicates_, of, level)
 
     def _inputs(self, X: Any, W: Any) -> tuple[np.ndarray, np.ndarray | None]:
         check_columns(X, "X", self._columns)
@@ -353,9 +383,3 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         from . import files
 
         return files.save(self, Path(path))
-
-
-def _normal(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
-    return NormalDist().inv_cdf((1 + level) / 2)

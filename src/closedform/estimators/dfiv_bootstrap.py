@@ -1,9 +1,10 @@
 """Refits of a `DFIVRegressor` to rows drawn with replacement.
 
-Copies of a row stay in one stage, or the stages would share rows. A replicate takes the design that the fit has chosen, with
-other weights to start from; its ridge is chosen anew. Draws that cannot be fitted are drawn again. Each is written to the
-folder as soon as it is done, by whichever process, and is found there by the next call with the same rows and settings: so
-the work may be stopped at any time.
+Copies of a row stay in one stage, or the stages would share rows. A replicate takes all that the fit has chosen (its design,
+and its layers: those of training or the ridges), with other weights to start from. So intervals are of the estimator as
+chosen; what another choice would have given is not in them. Draws that cannot be fitted are drawn again. Each is written to
+the folder as soon as it is done, by whichever process, and is found there by the next call with the same rows and settings:
+so the work may be stopped at any time.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from sklearn.base import clone
 
 from ..files import remove_stale
 from . import dfiv_fit
-from .dfiv_input import Ticker, checked
+from .dfiv_input import Rows, Ticker, checked, mark
+from .dfiv_member import Taken
 from .settings import _is_count
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
 
 DRAWS = 20  # of a replicate, before it is given up
-
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
+FORMAT = 2  # of what a replicate is; those of another are not read
 
 
 def bootstrap(
@@ -41,6 +42,8 @@ def bootstrap(
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return _run(estimator, rows, replicates, Path(temporary), n_jobs)
+    if any(path.exists() and not path.is_dir() for path in (Path(folder), *Path(folder).parents)):
+        raise ValueError(f"folder {folder} is a file, or lies in one: expected a folder for the replicates")
     Path(folder).mkdir(parents=True, exist_ok=True)
     remove_stale(Path(folder))
     return _run(estimator, rows, replicates, Path(folder), n_jobs)
@@ -49,8 +52,8 @@ def bootstrap(
 def _run(estimator: DFIVRegressor, rows: Rows, replicates: int, folder: Path, n_jobs: int) -> list[DFIVRegressor]:
     import joblib
 
-    mark = digest(estimator, rows)
-    paths = [folder / f"{mark}-{k:04d}.safetensors" for k in range(replicates)]
+    name = digest(estimator, rows)
+    paths = [folder / f"{name}-{k:04d}.safetensors" for k in range(replicates)]
     todo = [k for k, path in enumerate(paths) if _read(path, estimator) is None]
     slim = _without_replicates(estimator)
     tick = Ticker(len(todo), "replicate") if estimator.verbose and todo else None
@@ -92,21 +95,23 @@ def _read(path: Path, estimator: DFIVRegressor) -> DFIVRegressor | None:
 
 
 def digest(estimator: DFIVRegressor, rows: Rows) -> str:
-    """Names the settings, the chosen design and the rows."""
-    design = "" if estimator._linear else repr(estimator.members_[0].design)
+    """Names the settings, what was chosen and the rows."""
+    design = "" if estimator._linear else repr((estimator.members_[0].design, _taken(estimator)))
     told = {k: repr(v) for k, v in estimator.get_params(deep=False).items() if k not in ("verbose", "backbone")}
     if isinstance(
         estimator.random_state, np.random.RandomState
     ):  # its repr is an address; the design has a seed from it
         told["random_state"] = "generator"
-    made = hashlib.sha256(json.dumps([told, design, repr(estimator.backbone)], sort_keys=True).encode())
+    made = hashlib.sha256(json.dumps([FORMAT, told, design, repr(estimator.backbone)], sort_keys=True).encode())
     if estimator.backbone is not None:
         for name, value in estimator.backbone.state_dict().items():
             made.update(name.encode() + np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
-    for part in rows:
-        if part is not None:
-            made.update(repr(part.shape).encode() + np.ascontiguousarray(part).tobytes())
+    made.update(mark(rows).encode())
     return made.hexdigest()[:20]
+
+
+def _taken(estimator: DFIVRegressor) -> Taken:
+    return [(member.first, member.ridge) for member in estimator.members_]
 
 
 def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
@@ -126,6 +131,7 @@ def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
                 columns=estimator._columns,
                 groups=drawn,
                 designs=None if estimator._linear else [estimator.members_[0].design],
+                taken=None if estimator._linear else _taken(estimator),
             )
         except ValueError as bad:
             if attempt == DRAWS:
@@ -133,6 +139,6 @@ def replicate(estimator: DFIVRegressor, rows: Rows, k: int, path: Path) -> None:
                     f"replicate {k}: none of {DRAWS} draws of the rows could be fitted; the last: {bad}"
                 ) from bad
             continue
-        made.__dict__.update(fit)
+        made.__dict__.update(fit, _drawn=drawn)
         made.save(path)
         return

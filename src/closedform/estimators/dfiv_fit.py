@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..iv import Data, Split, evaluation, linear
 from . import dfiv_member as members
-from .dfiv_input import Ticker, check_beyond, excluded, scaled
-from .dfiv_member import Design, Member
+from .dfiv_input import Ticker, check_beyond, excluded, mark, scaled
+from .dfiv_member import Design, Member, Taken
 from .dfiv_summary import Summary, deep_part, linear_part
 from .prepare import moments, one_thread
 
@@ -39,17 +39,20 @@ def attributes(
     columns: dict[str, list[str] | None] | None = None,
     groups: np.ndarray | None = None,
     designs: list[Design] | None = None,
+    taken: Taken | None = None,
 ) -> dict[str, Any]:
-    """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs` are given where
-    they have been chosen before."""
-    own = excluded(Z, W)
+    """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs`, and the ridges
+    `taken`, are given where they have been chosen before."""
+    which = excluded(Z, W)
+    own = Z[:, which]
     check_beyond(own, W)
     shape = {"n_features_in_": X.shape[1], "_controls": 0 if W is None else W.shape[1], "_names": names}
-    shape |= {"_columns": columns or {}, "_instruments": Z.shape[1]}
+    shape |= {"_columns": columns or {}, "_instruments": Z.shape[1], "_own": which}
+    shape |= {"_rows": [len(X), mark((X, y, Z, W))]}
     if settings.features == "linear":
         fit = linear.two_stage(X, y, own, W)
         shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
-        shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance}
+        shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance, "_stage_one": fit.stage_one}
         return shape | {"summary_": linear_part(X, y, own, W, names)}
     given, groups = groups, np.arange(len(X)) if groups is None else groups
     count = len(np.unique(groups))
@@ -58,13 +61,15 @@ def attributes(
         raise ValueError(
             f"a deep fit needs at least {needed} different rows, got {count}; features='linear' needs fewer"
         )
+    if settings.backbone is None and X.shape[1] <= WIDE:  # pixels may be constant
+        linear.check_varying(X, W)
     instruments = own if W is None else np.column_stack([own, W])
     parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
     scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}
     data = Data(*(scaled(part, scales[name]) for name, part in parts.items()))
     seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
     with one_thread():
-        trained, tried, split, held = train(settings, data, groups, designs, seed)
+        trained, tried, split, held = train(settings, data, groups, designs, taken, seed)
         summary = linear_part(X, y, own, W, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
         summary = diagnosed(summary, trained, tried, data, split, held, len(np.unique(own, axis=0)))
     return shape | scales | {"members_": trained, "summary_": summary}
@@ -100,7 +105,12 @@ def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
 
 
 def train(
-    settings: DFIVRegressor, data: Data, groups: np.ndarray, designs: list[Design] | None, seed: int
+    settings: DFIVRegressor,
+    data: Data,
+    groups: np.ndarray,
+    designs: list[Design] | None,
+    taken: Taken | None,
+    seed: int,
 ) -> tuple[list[Member], Tried, Split, Tensor]:
     """Members, the models compared, the first split and the rows held out."""
     order = np.random.default_rng(seed).permutation(np.unique(groups))
@@ -125,16 +135,17 @@ def train(
     designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
     total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
-    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick)
+    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, taken)
     trials = [best]
     for k in range(1, settings.members):
         part = split(k // 2)
         part = Split(part.second, part.first) if k % 2 else part
         design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
-        trials.append(members.fitted(design, data, part, held, settings.backbone, tick))
+        stage_one = None if taken is None else taken[min(k, len(taken) - 1)][0]
+        trials.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
     if tick is not None:
         tick.close()
-    return members.pooled(trials), tried, first, held
+    return members.pooled(trials, None if taken is None else taken[0][1]), tried, first, held
 
 
 @torch.no_grad()
@@ -142,27 +153,32 @@ def diagnosed(
     made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
 ) -> Summary:
     """The summary with what the members say on held-out rows, means over them; `values` is the number of different
-    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves."""
+    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves, and so is
+    the difference between members, which would else be that of what the controls do. The layers of training are compared by
+    their mean over the controls: what they say of each row apart is noise of the last batches."""
     rows, before = data.rows(held), data.rows(split.first)
-    R2, shares, gaps = [], [], []
+    R2, shares, effects, curves = [], [], [], []
     for member in trained:
         layers = member.layers
-        target, found = layers.psi(member.psi(rows.X).double()), layers.phi(member.phi(rows.Z).double()) @ layers.W.T
-        f, online = member.structural(rows.X, rows.O), member.structural(rows.X, rows.O, member.online)
-        by_controls = torch.cat([target, f[:, None]], 1).mean(0)
+        found, f = layers.phi(member.phi(rows.Z).double()) @ layers.W.T, member.structural(rows.X, rows.O)
+
+        def known(part: Data, member: Member = member) -> Tensor:
+            psi = member.layers.psi(member.psi(part.X).double())
+            return torch.cat([psi, member.structural(part.X, part.O)[:, None]], 1)
+
+        target = known(rows)
+        by_controls = target.mean(0)
         if member.xi is not None and rows.O is not None and before.O is not None:
-            known = torch.cat(
-                [layers.psi(member.psi(before.X).double()), member.structural(before.X, before.O)[:, None]], 1
-            )
             xi = evaluation.scale_of(member.xi(before.O).double())
-            C, c = evaluation.fit(xi(member.xi(before.O).double()), known, evaluation.BETA_1)
+            C, c = evaluation.fit(xi(member.xi(before.O).double()), known(before), evaluation.BETA_1)
             by_controls = xi(member.xi(rows.O).double()) @ C.T + c
-        left = (torch.cat([target, f[:, None]], 1) - by_controls).square().mean(0).clamp(min=1e-30)
+        beyond, target = target - by_controls, target[:, :-1]
+        left = beyond.square().mean(0).clamp(min=1e-30)
         R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-1])
         R2[-1][left[:-1] <= 1e-12] = 0.0
         shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
-        other = f if member.again is None else member.structural(rows.X, rows.O, member.again)
-        gaps.append(float((online - other).square().mean() / other.var(unbiased=False).clamp(min=1e-30)))
+        effects.append((beyond[:, -1] - beyond[:, -1].mean()).numpy())
+        curves.append([member.curve(rows.X, rows.O, of).numpy() for of in (member.online, member.again)])
     first = trained[0]
     told = {0.0: "layers of training"}.get(first.ridge, f"re-estimated layers, ridge {first.ridge:g} a row")
     return deep_part(
@@ -170,8 +186,8 @@ def diagnosed(
         stages=(len(split.first), len(split.second), len(held)),
         feature_r2=torch.stack(R2).mean(0).numpy(),
         identified=float(np.mean(shares)),
-        gap=float(np.mean(gaps)),
-        structural=[member.structural(rows.X, rows.O).numpy() for member in trained],
+        effects=effects,
+        curves=curves,
         outcome=rows.y[:, 0].numpy(),
         outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
         controlled=rows.O is not None,

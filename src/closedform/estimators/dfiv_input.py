@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from typing import Any
@@ -14,13 +15,15 @@ from torch import Tensor
 from ..iv import linear
 from .prepare import numpy
 
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]  # X, y, Z, W
 
-def names(X: Any) -> list[str]:
+
+def names(X: Any, letter: str = "x") -> list[str]:
     columns = getattr(X, "columns", None)
     if columns is not None:
         return [str(name) for name in columns]
     shape = np.shape(numpy(X))
-    return [f"x{k}" for k in range(shape[1] if len(shape) == 2 else 1)]
+    return [f"{letter}{k}" for k in range(shape[1] if len(shape) == 2 else 1)]
 
 
 def columns(values: Any) -> list[str] | None:
@@ -46,15 +49,16 @@ def matrix(values: Any, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} has shape {np.shape(values)}; expected (n, columns), so {name}.reshape(-1, 1) or a column"
         )
-    _check_finite(values, name)
+    _check_numbers(values, name)
     return check_array(values, dtype="float64", input_name=name, estimator="DFIVRegressor")
 
 
-def _check_finite(values: Any, name: str) -> None:
-    """Say where NaN or infinity is; what is not a table of numbers is left to `check_array`."""
+def _check_numbers(values: Any, name: str) -> None:
+    """Say where a text, NaN or infinity is; what is no table at all is left to `check_array`."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
+        _check_texts(values, name)
         return
     bad = np.argwhere(~np.isfinite(array))
     if not len(bad):
@@ -66,6 +70,24 @@ def _check_finite(values: Any, name: str) -> None:
     )
 
 
+def _check_texts(values: Any, name: str) -> None:
+    try:
+        array = np.asarray(values, dtype=object)
+    except ValueError:  # rows of different lengths
+        return
+    if array.ndim not in (1, 2):
+        return
+    for (row, *column), value in np.ndenumerate(array):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            told = "" if not column else f" of column {(columns(values) or range(array.shape[1]))[column[0]]}"
+            raise ValueError(
+                f"{name} holds {value!r:.40} in row {row}{told}: expected numbers (a category as a column of 0 and 1 for "
+                "each of its values but one)"
+            ) from None
+
+
 def outcome(y: Any) -> np.ndarray:
     """Outcomes `(n,)`."""
     y = np.asarray(numpy(y))
@@ -73,8 +95,17 @@ def outcome(y: Any) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1:
         raise ValueError(f"y has shape {y.shape}; expected one outcome, (n,)")
-    _check_finite(y, "y")
+    _check_numbers(y, "y")
     return check_array(y, dtype="float64", ensure_2d=False, input_name="y", estimator="DFIVRegressor")
+
+
+def mark(rows: Rows) -> str:
+    """A digest of the rows of a fit."""
+    made = hashlib.sha256()
+    for part in rows:
+        if part is not None:
+            made.update(repr(part.shape).encode() + np.ascontiguousarray(part).tobytes())
+    return made.hexdigest()[:20]
 
 
 def check_beyond(own: np.ndarray, W: np.ndarray | None) -> None:
@@ -92,9 +123,7 @@ def check_beyond(own: np.ndarray, W: np.ndarray | None) -> None:
         )
 
 
-def checked(
-    X: Any, y: Any, Z: Any, W: Any, fitted: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+def checked(X: Any, y: Any, Z: Any, W: Any, fitted: bool = False) -> Rows:
     """The four parts as arrays, or a ValueError that says what is wrong with which."""
     if Z is None:
         raise ValueError(
@@ -117,14 +146,14 @@ def checked(
     return X, y, Z, W
 
 
-def excluded(Z: np.ndarray, W: np.ndarray | None) -> np.ndarray:
-    """The columns of Z that are not columns of W."""
+def excluded(Z: np.ndarray, W: np.ndarray | None) -> list[int]:
+    """Which columns of Z are not columns of W."""
     if W is None:
-        return Z
+        return list(range(Z.shape[1]))
     own = [k for k in range(Z.shape[1]) if not any(np.array_equal(Z[:, k], W[:, j]) for j in range(W.shape[1]))]
     if not own:
         raise ValueError("Z has only columns of W: expected at least one instrument that is not a control")
-    return Z[:, own]
+    return own
 
 
 class Ticker:

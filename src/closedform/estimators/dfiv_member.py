@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
 FORGET = 0.99
 HOLD_OUT = 0.15
+Taken = list[tuple[Union[float, None], float]]  # ridges of the stages, of every member
 DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
@@ -63,12 +64,19 @@ class Member:
     online: Layers
     ridge: float  # a row; 0 for the layers of training
     losses: Tensor  # of the outcome given instruments, on held-out rows
+    first: float | None = None  # ridge of stage one, a row; None in files of format 1
     again: Layers | None = None  # the best re-estimated layers, also where those of training predict; not saved
 
     def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
         """The structural function, differentiable in x."""
         xi = None if self.xi is None or o is None else self.xi(o).double()
         return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
+
+    def curve(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
+        """The structural function at each row of x, averaged over the controls o (it is linear in xi), less its mean."""
+        xi = None if self.xi is None or o is None else evaluation.outputs(self.xi, o).mean(0).expand(len(x), -1)
+        found = (layers or self.layers).structural(evaluation.outputs(self.psi, x), xi)[:, 0]
+        return found - found.mean()
 
     def averaged(self, x: Tensor, o: Tensor) -> Tensor:
         """The structural function at each row of o, averaged over x: it is linear in psi."""
@@ -99,7 +107,9 @@ class Member:
         return {key: value.detach().cpu().contiguous().clone() for key, value in found.items()}
 
     @staticmethod
-    def rebuilt(design: Design, tensors: dict[str, Tensor], ridge: float, backbone: nn.Module | None) -> Member:
+    def rebuilt(
+        design: Design, tensors: dict[str, Tensor], ridge: float, first: float | None, backbone: nn.Module | None
+    ) -> Member:
         psi, phi, xi, _ = build(design, backbone)
         for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
             if net is not None:
@@ -116,7 +126,7 @@ class Member:
                     values[field.name] = tensors.get(key)
             return Layers(**values)
 
-        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, tensors["losses"])
+        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, tensors["losses"], first)
 
 
 def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Module, nn.Module | None, list[int]]:
@@ -159,8 +169,9 @@ def fitted(
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
+    first: float | None = None,
 ) -> Trial:
-    """Train a member, and solve for the layers that may be taken."""
+    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one where it is chosen."""
     psi, phi, xi, widths = build(design, backbone)
     image = design.treatment == "backbone"
     model = DFIV(
@@ -203,16 +214,17 @@ def fitted(
     # strong ridges leave the linear model, not zero
     free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
 
-    def again(first: float, second: float) -> Layers:
-        return reestimated(model, data, split, per_sample(first), per_sample(second), free, calibrated=True)
+    def again(one: float, two: float) -> Layers:
+        return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
 
-    good = evaluation.as_good([evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST])
-    first = FIRST[good.index(True)]
+    if first is None:
+        told = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST]
+        first = FIRST[evaluation.as_good(told).index(True)]
     found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
     losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
     if not any(bool(loss.mean() < torch.inf) for loss in losses):
         raise ValueError(DIVERGED)
-    return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1]), found, losses)
+    return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), found, losses)
 
 
 @dataclass
@@ -230,8 +242,12 @@ class Trial:
         return replace(self.member, layers=layers, ridge=ridge, losses=self.losses[at], again=self.found[told][1])
 
 
-def pooled(trials: list[Trial]) -> list[Member]:
-    """One choice of layers for all: by the mean of their losses, row by row. Each by itself would follow its own noise."""
+def pooled(trials: list[Trial], ridge: float | None = None) -> list[Member]:
+    """One choice of layers for all: by the mean of their losses, row by row. Each by itself would follow its own noise.
+    `ridge` is given where it has been chosen before (0 for the layers of training)."""
+    if ridge is not None:
+        at = [value for value, _ in trials[0].found].index(ridge)
+        return [trial.taking(at) for trial in trials]
     at = evaluation.as_good([torch.stack(losses).mean(0) for losses in zip(*(t.losses for t in trials))]).index(True)
     return [trial.taking(at) for trial in trials]
 
@@ -243,10 +259,12 @@ def chosen(
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
+    taken: Taken | None = None,
 ) -> tuple[Trial, list[tuple[Design, float]]]:
     """The best of several designs, given from simple to complex, and the losses of all."""
-    trials = [fitted(design, data, split, held, backbone, tick) for design in designs]
-    losses = [pooled([trial])[0].losses for trial in trials]
+    first, ridge = (None, None) if taken is None else taken[0]
+    trials = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
+    losses = [pooled([trial], ridge)[0].losses for trial in trials]
     best = trials[evaluation.as_good(losses).index(True)]
     return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
 

@@ -17,7 +17,7 @@ from ..files import atomic
 from . import files_check
 
 FORMAT = 1
-DFIV = "DFIVRegressor"
+DFIV, DFPV = "DFIVRegressor", "DFPVRegressor"
 ARRAYS = ("coef_", "intercept_", "shares_", "input_mean_", "input_scale_", "target_mean_", "target_scale_")
 NUMBERS = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
 RULES = {kind.__name__: kind for kind in (rules.Ridge, rules.Proximal, rules.Ema, rules.Kalman)}
@@ -30,7 +30,8 @@ def save(estimator: Any, path: Path) -> Path:
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
-    head, tensors = _described_dfiv(estimator) if type(estimator).__name__ == DFIV else described(estimator)
+    by_class = {DFIV: _described_dfiv, DFPV: _described_dfpv}
+    head, tensors = by_class.get(type(estimator).__name__, described)(estimator)
     data = packed(tensors, metadata={"closedform": json.dumps(head, allow_nan=True)})
     with atomic(Path(path)) as file:
         file.write(data)
@@ -69,7 +70,7 @@ def _described_dfiv(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     body, tensors = dfiv_files.described(estimator)
     parameters = {k: _plain(k, v) for k, v in estimator.get_params(deep=False).items()}
-    return {"format": FORMAT, "class": DFIV, "parameters": parameters, "attributes": body}, tensors
+    return {"format": dfiv_files.FORMAT, "class": DFIV, "parameters": parameters, "attributes": body}, tensors
 
 
 def _rebuilt_dfiv(head: dict[str, Any], parameters: dict[str, Any], tensors: dict[str, Tensor], backbone: Any) -> Any:
@@ -79,6 +80,25 @@ def _rebuilt_dfiv(head: dict[str, Any], parameters: dict[str, Any], tensors: dic
     if isinstance(parameters["n_features"], list):
         parameters["n_features"] = tuple(parameters["n_features"])
     return dfiv_files.restore(DFIVRegressor(**parameters), head["attributes"], tensors, backbone)
+
+
+def _described_dfpv(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    head, tensors = _described_dfiv(estimator.bridge_)
+    arrays = {name: torch.from_numpy(value.copy()) for name, value in estimator.arrays().items()}
+    own = {"bridge": estimator.bridge is not None, **estimator.plain()}
+    return head | {"class": DFPV, "proxies": own}, tensors | arrays
+
+
+def _rebuilt_dfpv(head: dict[str, Any], parameters: dict[str, Any], tensors: dict[str, Tensor], backbone: Any) -> Any:
+    from sklearn.base import clone
+
+    from .dfpv import DFPVRegressor
+
+    bridge = _rebuilt_dfiv(head, parameters, tensors, backbone)
+    own = dict(head["proxies"])
+    given: Any = clone(bridge) if own.pop("bridge") else None
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if name in DFPVRegressor.ARRAYS}
+    return DFPVRegressor(given).restored(bridge, arrays, own)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -128,11 +148,13 @@ def load(path: str | Path, *, backbone: nn.Module | None = None) -> Any:
 
 def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None) -> Any:
     """The estimator of a JSON part and its tensors."""
+    from . import dfiv_files
     from .classifier import ClosedFormClassifier
     from .regressor import ClosedFormRegressor
 
-    if head["format"] != FORMAT:
-        raise ValueError(f"the file has format {head['format']}, and this version reads {FORMAT}")
+    read = dfiv_files.READ if head["class"] in (DFIV, DFPV) else (FORMAT,)
+    if head["format"] not in read:
+        raise ValueError(f"the file has format {head['format']}, and this version reads {' and '.join(map(str, read))}")
     kinds = {"ClosedFormRegressor": ClosedFormRegressor, "ClosedFormClassifier": ClosedFormClassifier}
     parameters = dict(head["parameters"])
     if parameters["backbone"] is not None and backbone is None:
@@ -142,8 +164,8 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
         parameters["device"] = "auto"  # where it was trained is not where it is used
     if isinstance(parameters["hidden_layer_sizes"], list):
         parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
-    if head["class"] == DFIV:
-        return _rebuilt_dfiv(head, parameters, tensors, backbone)
+    if head["class"] in (DFIV, DFPV):
+        return (_rebuilt_dfiv if head["class"] == DFIV else _rebuilt_dfpv)(head, parameters, tensors, backbone)
     if isinstance(parameters["rule"], dict):
         kind = RULES[parameters["rule"]["rule"]]
         parameters["rule"] = kind(**{f.name: parameters["rule"][f.name] for f in fields(kind)})

@@ -203,8 +203,7 @@ class DFIV:
 
     def _xi(self, o: Tensor | None) -> Tensor:
         assert self.xi is not None
-        if o is None:
-            raise ValueError("the batch has no covariates, and the model has a network xi of them")
+        _check_given(o)
         if self.covariate_steps:
             with torch.no_grad():
                 return self.xi(o)
@@ -213,7 +212,7 @@ class DFIV:
     def _covariates(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
         _, y, o = second
         assert self.xi is not None
-        assert o is not None
+        _check_given(o)
         y = y.double()
         with torch.no_grad():
             psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
@@ -239,7 +238,7 @@ class DFIV:
     @torch.no_grad()
     def features(self, x: Tensor, o: Tensor | None = None) -> Tensor:
         """Stage-two features at a treatment."""
-        return products(self.psi(x), None if self.xi is None or o is None else self.xi(o))
+        return products(self.psi(x), None if self.xi is None else self._xi(o))
 
     def predict(self, x: Tensor, o: Tensor | None = None) -> Tensor:
         """The structural function by the layer as it is: the paper's *online* evaluation."""
@@ -270,6 +269,11 @@ class DFIV:
             layer.restore(saved)
         for optimizer, saved in zip(self._trained(), state["optimizers"]):
             optimizer.load_state_dict(saved)
+
+
+def _check_given(o: Tensor | None) -> None:
+    if o is None:
+        raise ValueError("there are no covariates o, and the model has a network xi of them: expected o as well")
 
 
 def _adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer | None:

@@ -40,7 +40,7 @@ class AndersonRubin:
 
     F: float
     degrees: tuple[int, int]
-    p: float
+    p: float  # exact under normal errors of equal variance; of the robust form for many rows
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class TwoStage:
     intercept: float
     covariance: np.ndarray  # of coef, controls and intercept, in this order
     first_stage: FirstStage
+    stage_one: np.ndarray  # what X is given Z, W and a constant: coefficients (m + q + 1, p)
 
     @property
     def std_error(self) -> np.ndarray:
@@ -77,17 +78,23 @@ def rank(A: np.ndarray) -> int:
     return int((values > RANK * max(values[0], 1e-300)).sum()) if len(values) else 0
 
 
-def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None:
-    """Raise a ValueError unless the excluded instruments identify the coefficients of X."""
+def check_varying(X: np.ndarray, W: np.ndarray | None) -> None:
+    """Raise a ValueError unless each treatment varies beyond the others and the controls."""
     controls = with_ones(W, len(X))
-    base = rank(controls)
-    excluded = rank(np.column_stack([controls, Z])) - base
-    own = rank(np.column_stack([controls, X])) - base
+    own = rank(np.column_stack([controls, X])) - rank(controls)
     if own < X.shape[1]:
         raise ValueError(
             f"X has {X.shape[1]} treatments of which {own} vary independently of the controls: expected each to vary by "
             "itself"
         )
+
+
+def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None:
+    """Raise a ValueError unless the excluded instruments identify the coefficients of X."""
+    check_varying(X, W)
+    controls = with_ones(W, len(X))
+    base = rank(controls)
+    excluded = rank(np.column_stack([controls, Z])) - base
     if excluded < X.shape[1]:
         raise ValueError(
             f"Z has {excluded} instruments that are independent of each other and of the controls, and X has {X.shape[1]} "
@@ -113,7 +120,9 @@ def two_stage(
     n, p = X.shape
     controls = with_ones(W, n)
     A = np.column_stack([X, controls])
-    A_hat = _project(np.column_stack([Z, controls]), A)
+    full = np.column_stack([Z, controls])
+    stage_one = _least_squares(full, A)
+    A_hat = full @ stage_one
     coefficients = _least_squares(A_hat, y)
     residual = y - A @ coefficients
     inverse = _inverse(A_hat)
@@ -128,6 +137,7 @@ def two_stage(
         float(coefficients[-1]),
         covariance,
         first_stage(X, Z, W),
+        stage_one[:, :p],
     )
 
 
@@ -147,11 +157,12 @@ def first_stage(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None) -> Fi
     controls = with_ones(W, n)
     full = np.column_stack([Z, controls])
     restricted = np.square(X - _project(controls, X)).sum(0)
-    unrestricted = np.square(X - _project(full, X)).sum(0)
+    restricted = np.where(restricted > RANK**2 * np.square(X).sum(0), restricted, 0.0)  # what is left is rounding
+    unrestricted = np.minimum(np.square(X - _project(full, X)).sum(0), restricted)
     q, rest = rank(full) - rank(controls), n - rank(full)
     with np.errstate(divide="ignore", invalid="ignore"):
         partial = np.where(restricted > 0, 1 - unrestricted / restricted, 0.0)
-        F = (restricted - unrestricted) / max(q, 1) / (unrestricted / max(rest, 1))
+        F = np.where(restricted > 0, (restricted - unrestricted) / max(q, 1) / (unrestricted / max(rest, 1)), 0.0)
     least = float(np.nan_to_num(F, nan=0.0, posinf=math.inf).min())
     return FirstStage(least, partial, (q, rest), f_tail(least, q, rest), _cragg_donald(X, controls, full, q, rest))
 
@@ -180,18 +191,45 @@ def ordinary(X: np.ndarray, y: np.ndarray, W: np.ndarray | None = None) -> np.nd
 
 
 def anderson_rubin(
-    X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None, b0: np.ndarray | float = 0.0
+    X: np.ndarray,
+    y: np.ndarray,
+    Z: np.ndarray,
+    W: np.ndarray | None = None,
+    b0: np.ndarray | float = 0.0,
+    *,
+    robust: bool = False,
 ) -> AndersonRubin:
-    """Whether the instruments explain `y - X b0` beyond the controls: they must not if `b = b0`."""
+    """Whether the instruments explain `y - X b0` beyond the controls: they must not if `b = b0`. The F of equal variances,
+    or the Wald statistic over its degrees of freedom with a covariance that holds under heteroskedasticity (HC3)."""
     n = len(X)
     controls = with_ones(W, n)
     full = np.column_stack([Z, controls])
     target = y - X @ np.broadcast_to(b0, (X.shape[1],))
+    q, rest = rank(full) - rank(controls), n - rank(full)
+    if robust:
+        F = _wald(Z - _project(controls, Z), target, full) / max(q, 1)
+        return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
     restricted = float(np.square(target - _project(controls, target)).sum())
     unrestricted = float(np.square(target - _project(full, target)).sum())
-    q, rest = rank(full) - rank(controls), n - rank(full)
     F = (restricted - unrestricted) / q / (unrestricted / rest) if unrestricted > 0 else math.inf
     return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
+
+
+def _wald(Z: np.ndarray, target: np.ndarray, full: np.ndarray) -> float:
+    """`b^T V^-1 b` of the coefficients of instruments Z that the controls are taken out of, in an orthonormal basis of
+    them: it does not depend on which. Residuals are those of `full`, over one minus their leverage."""
+    size = np.sqrt(np.square(Z).mean(0))
+    U, S, _ = np.linalg.svd(Z / np.where(size > 0, size, 1.0), full_matrices=False)
+    U = U[:, S > RANK * S[0]]
+    scale = np.sqrt(np.square(full).mean(0))
+    basis, values, _ = np.linalg.svd(full / np.where(scale > 0, scale, 1.0), full_matrices=False)
+    leverage = np.square(basis[:, values > RANK * values[0]]).sum(1)
+    residual = (target - _project(full, target)) / np.maximum(1 - leverage, 1e-8)
+    b = U.T @ target
+    V = U.T @ (np.square(residual)[:, None] * U)
+    if not np.isfinite(V).all() or np.linalg.matrix_rank(V) < len(V):
+        return math.inf if np.abs(b).max() > 0 else 0.0
+    return float(b @ np.linalg.solve(V, b))
 
 
 def f_tail(F: float, a: int, b: int) -> float:

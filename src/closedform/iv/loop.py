@@ -45,6 +45,11 @@ class Split:
     def __post_init__(self) -> None:
         if not len(self.first) or not len(self.second):
             raise ValueError(f"both stages need rows, got {len(self.first)} and {len(self.second)}")
+        for name, rows in (("first", self.first), ("second", self.second)):
+            if int(rows.min()) < 0:
+                raise ValueError(
+                    f"{name} has the row {int(rows.min())}; expected rows from 0 on, counted from the front"
+                )
         shared = set(self.first.tolist()) & set(self.second.tolist())
         if shared:
             raise ValueError(
@@ -114,6 +119,9 @@ def train(
     """
     if iterations < 1 or batch_size < 1:
         raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
+    last = max(int(split.first.max()), int(split.second.max()))
+    if last >= len(data.y):
+        raise ValueError(f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these")
     first = batches(split.first, batch_size, 2 * seed)
     second = batches(split.second, second_batch or batch_size, 2 * seed + 1)
     whole = batch_size >= len(split.first)

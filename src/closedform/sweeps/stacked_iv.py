@@ -6,8 +6,9 @@ is one product. The gradient through `W*(theta_X)` is written out: with `S = (X 
 
     psi_hat = W* X_2,    W* = keep W + (psi - keep W X) S^T,    so    d psi = (d psi_hat X_2^T) S
 
-Each model equals `closedform.iv.train` with the order "step" and one stage-one batch for all T1 steps, to rounding; one
-whose solve fails inside stage two skips that gradient step, and one that diverges disturbs no other.
+Each model equals `closedform.iv.train` with the order "step" and one stage-one batch for all T1 steps, to rounding, as long
+as its solves succeed. One whose solve fails inside stage two keeps its weights in that step, but its moments of Adam decay
+and its steps are counted on, which `closedform.iv.train` leaves as they were. One that diverges disturbs no other.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class _Net:
         return self.stacked.forward(self.params, x[None])
 
     def descend(self, out: Tensor, gradient: Tensor, lr: Tensor, t: Tensor) -> None:
-        """A step along the gradient of the features; models whose gradient is not finite stand still."""
+        """A step along the gradient of the features; models whose gradient is not finite keep their weights, though
+        their moments decay as by a gradient of zero."""
         finite = torch.isfinite(gradient.sum((1, 2)))
         gradient = torch.where(finite[:, None, None], gradient, 0.0).to(out.dtype)
         rate = torch.where(finite, lr, 0.0)
