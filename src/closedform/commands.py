@@ -193,9 +193,7 @@ def cifar100(
 
 
 def dfiv(
-    quick: Annotated[
-        bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: a minute.")
-    ] = False,
+    quick: Annotated[bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: seconds.")] = False,
     full: Annotated[
         bool, typer.Option(help="The paper's rows, networks, grids and T1: a quarter of an hour on an H200.")
     ] = False,
@@ -399,7 +397,8 @@ def _best(console: Any, out: Path) -> None:
     names = [text.name(experiment, column) for column in experiment.settings]
     shown = Table(title=f"{experiment.label} of each method at its best setting")
     for name in ("", "method", experiment.label, f"/ {experiment.methods[0].label}", "setting"):
-        shown.add_column(name, justify="right" if name.startswith(("/", experiment.label)) else "left", no_wrap=True)
+        right = name.startswith(("/", experiment.label))
+        shown.add_column(name, justify="right" if right else "left", no_wrap=name not in ("", "setting"))
     for facet in facets:
         for row, entry in enumerate(facet.entries):
             value = f"[bold green]{entry.shown}[/]" if entry.best else entry.shown
