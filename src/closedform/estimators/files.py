@@ -152,7 +152,7 @@ def rebuilt(head: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Modul
     from .classifier import ClosedFormClassifier
     from .regressor import ClosedFormRegressor
 
-    read = dfiv_files.READ if head["class"] in (DFIV, DFPV) else (FORMAT,)
+    read = dfiv_files.READ if head.get("class") in (DFIV, DFPV) else (FORMAT,)
     if head["format"] not in read:
         raise ValueError(f"the file has format {head['format']}, and this version reads {' and '.join(map(str, read))}")
     kinds = {"ClosedFormRegressor": ClosedFormRegressor, "ClosedFormClassifier": ClosedFormClassifier}
