@@ -336,14 +336,7 @@ class Stack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        own = self.state()
-        wrong = set(own) ^ set(state) or {name for name in own if own[name].shape != state[name].shape}
-        if wrong:
-            raise ValueError(f"this state is of another stack: {', '.join(sorted(wrong)[:3])} do not agree")
-        for name, tensor in own.items():
-            if name != "t":
-                tensor.copy_(state[name])
-        self.t = int(state["t"])
+        self.t = take_back(self.state(), state)
         self._t.fill_(self.t)
 
     @torch.no_grad()
@@ -369,6 +362,18 @@ class Stack:
         for name, tensor in self.state().items():
             if name.startswith(("optimizer", "filter")):
                 tensor.copy_(rows(name, state[name]))
+
+
+@torch.no_grad()
+def take_back(own: dict[str, Tensor], state: dict[str, Tensor]) -> int:
+    """Copy a state into the tensors of a stack, and return its step; a state of another stack changes nothing."""
+    wrong = set(own) ^ set(state) or {name for name in own if own[name].shape != state[name].shape}
+    if wrong:
+        raise ValueError(f"this state is of another stack: {', '.join(sorted(wrong)[:3])} do not agree")
+    for name, tensor in own.items():
+        if name != "t":
+            tensor.copy_(state[name])
+    return int(state["t"])
 
 
 class _products:  # noqa: N801 - reads as a function at the call site

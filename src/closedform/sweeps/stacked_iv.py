@@ -28,7 +28,7 @@ from ..lambdas import per_sample
 from ..rules import Kalman
 from . import elimination, solves, updates
 from .networks import Perceptron
-from .stacked import WARM, _products
+from .stacked import WARM, _products, take_back
 
 MEMORY = {"cuda": 1 << 31, "cpu": 1 << 26}  # bytes of the widest layer, when features of many rows are made
 
@@ -318,14 +318,7 @@ class IVStack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        own = self.state()
-        wrong = set(own) ^ set(state) or {name for name in own if own[name].shape != state[name].shape}
-        if wrong:
-            raise ValueError(f"this state is of another stack: {', '.join(sorted(wrong)[:3])} do not agree")
-        for name, tensor in own.items():
-            if name != "t":
-                tensor.copy_(state[name])
-        self.t = int(state["t"])
+        self.t = take_back(self.state(), state)
         self._draw()
 
     @torch.no_grad()
