@@ -15,16 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from closedform.estimators import DFIVRegressor, dfiv_effect, dfiv_files, dfiv_member, files, load
 from closedform.iv import linear
 
-SMALL = {"max_iter": 4, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0, "treatment": "linear"}
-
-
-def design(n=200, seed=0):
-    rng = np.random.default_rng(seed)
-    z, u, e = rng.standard_normal((3, n))
-    W = rng.standard_normal((n, 2))
-    x = z + 0.8 * u + W[:, 0]
-    return x[:, None], 2 * x + W[:, 0] + 3 * u + 0.3 * e, z[:, None], W
-
+from .test_dfiv_diagnostics import SMALL, design
 
 # ---- scikit-learn --------------------------------------------------------------------------------
 

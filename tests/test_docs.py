@@ -126,6 +126,7 @@ def test_the_reference_has_everything_public():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_nothing_is_left_to_be_written(page):
+    """The word below is what a page says where a figure or a table is still to come."""
     assert "TODO" not in page.read_text(encoding="utf-8")
 
 

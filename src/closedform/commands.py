@@ -195,11 +195,11 @@ def cifar100(
 def dfiv(
     quick: Annotated[bool, typer.Option(help="1,000 rows, 40 iterations, two batch sizes, one seed: seconds.")] = False,
     full: Annotated[
-        bool, typer.Option(help="The paper's rows, networks, grids and T1: a quarter of an hour on an H200.")
+        bool, typer.Option(help="The paper's rows, networks, grids and T1: half an hour on an H200.")
     ] = False,
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
     iterations: Annotated[int | None, typer.Option(min=1)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="The first chooses the settings of all.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The first chooses the settings of the others.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
     tf32: Annotated[bool, typer.Option(help="Products of the networks in TF32 on a GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,

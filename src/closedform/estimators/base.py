@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ SHARPNESS = 3.0  # a level's share goes with its held-out squared error to this 
 CHUNK = 2048  # rows predicted at a time
 
 
-class Estimator(Settings):
+class Estimator(Settings, ABC):
     """Base of the estimators; see `ClosedFormRegressor`."""
 
     # ---- Fitting ---------------------------------------------------------------------------------
@@ -53,14 +54,14 @@ class Estimator(Settings):
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        before = dict(self.__dict__)
+        before = dict(vars(self))
         engine: Engine | None = before.get("engine_")  # trained further in place
         state = {} if engine is None else {name: tensor.clone() for name, tensor in engine.state().items()}
         try:
             yield
         except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
+            vars(self).clear()
+            vars(self).update(before)
             if engine is not None:
                 engine.restore(state)
             raise
@@ -166,16 +167,16 @@ class Estimator(Settings):
             raise ValueError("training left the range of floats: expected inputs, targets and weights of moderate size")
         self._shape_layer()
 
+    @abstractmethod
     def _shape_layer(self) -> None:
         """`coef_` and `intercept_` in scikit-learn's shape; the regressor and the classifier each have it."""
-        raise NotImplementedError("an estimator shapes its own layer")
 
     def _calibrate(self, rows: Rows) -> None:
         """What can be learned from the rows that were held out; nothing for a regressor."""
 
+    @abstractmethod
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
         """The targets as numbers; the regressor and the classifier each have it."""
-        raise NotImplementedError("an estimator encodes its own targets")
 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool

@@ -39,8 +39,8 @@ def confidence(table: pd.DataFrame, optimizer: str = "sgd", metric: str = "confi
     runs = results.finished(rows, [*by, *SETTINGS], select="validation", metric=metric)
     best = results.best(runs.loc[runs["score"] > -math.inf], by, SETTINGS, lower=False)
     found: dict[int, dict[str, float]] = {}
-    for row in best.itertuples():
-        found.setdefault(int(row.batch_size), {})[str(row.method)] = float(row.final)  # pyright: ignore
+    for row in best.to_dict("records"):
+        found.setdefault(int(row["batch_size"]), {})[str(row["method"])] = float(row["final"])
     return found
 
 

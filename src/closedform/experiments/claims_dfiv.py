@@ -27,8 +27,8 @@ class Errors:
         runs = results.finished(table, [*by, *experiment.SETTINGS], select="validation", metric="test", late=True)
         best = results.best(runs, by, experiment.SETTINGS)
         self.errors: dict[int, dict[str, float]] = {}
-        for row in best.itertuples():
-            self.errors.setdefault(int(row.batch_size), {})[str(row.method)] = float(row.final)  # pyright: ignore
+        for row in best.to_dict("records"):
+            self.errors.setdefault(int(row["batch_size"]), {})[str(row["method"])] = float(row["final"])
         self.seeds = int(best["seeds"].min())
 
     def ratios(self, one: str, other: str) -> dict[int, float]:

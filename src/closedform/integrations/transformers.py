@@ -66,7 +66,7 @@ class ClosedFormMixin:
         # one of one's own may have weights on some ranks alone
         ours = getattr(self.solved_targets, "__func__", None) is ClosedFormMixin.solved_targets
         head.observe(*((y, None) if weight is None and ours else _counted(head, y, weight)))
-        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        out = super().__call__(*args, **kwargs)  # type: ignore[misc]  # the model that this is mixed into has it
         check_solved(head, f"forward of {type(self).__name__}")
         return out
 
