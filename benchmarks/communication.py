@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import closedform as cf
-from closedform.statistics import Batch
+from closedform.solver.statistics import Batch
 from common import arguments, save
 
 WORLD = 2

@@ -31,11 +31,11 @@ import numpy as np
 import torch
 
 import dfiv_search
-from closedform.data import dsprites, store
 from closedform.estimators import DFIVRegressor
 from closedform.iv import DFIV, Layers, Split, evaluation, networks, reestimated
-from closedform.lambdas import per_sample
-from closedform.sweeps import grid
+from closedform.paper.data import dsprites, store
+from closedform.paper.sweeps import grid
+from closedform.solver.lambdas import per_sample
 from common import RESULTS, save
 from dfiv_tasks import (
     BY_NAME,

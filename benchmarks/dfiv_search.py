@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from closedform.data.iv import Sample
 from closedform.iv import DFIV, evaluation
-from closedform.sweeps import grid
+from closedform.paper.data.iv import Sample
+from closedform.paper.sweeps import grid
 from dfiv_tasks import (
     BY_NAME,
     HELD_OUT,

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from closedform.data import demand, dsprites
-from closedform.data.iv import Points, Sample
 from closedform.iv import DFIV, Data, Rules, Split, evaluation, networks, reestimated, train
-from closedform.lambdas import per_sample, relative
+from closedform.paper.data import demand, dsprites
+from closedform.paper.data.iv import Points, Sample
+from closedform.solver.lambdas import per_sample, relative
 
 SHARE = 0.6  # of the limit, what a setting is meant to take: the model of the cost errs
 HELD_OUT = 0.15  # of the rows of a task, in the search
@@ -53,7 +53,7 @@ BY_NAME = {task.name: task for task in TASKS}
 
 @dataclass(frozen=True)
 class Setting:
-    """Lambdas are relative to the mean square of the features in a batch, see `closedform.lambdas.relative`; networks are
+    """Lambdas are relative to the mean square of the features in a batch, see `closedform.solver.lambdas.relative`; networks are
     the widths of their layers, the last of them the features."""
 
     batch: int

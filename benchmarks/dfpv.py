@@ -2,7 +2,7 @@
 
     python benchmarks/dfpv.py
 
-The design is `closedform.data.demand.proxies`. Errors are mean squared, of the mean outcome at ten prices from 10 to 30.
+The design is `closedform.paper.data.demand.proxies`. Errors are mean squared, of the mean outcome at ten prices from 10 to 30.
 Regressions are multilayer perceptrons of scikit-learn: of the outcome on the price alone, and on the price and all proxies,
 averaged over the rows' proxies (which would be right if the proxies were the confounder itself).
 """
@@ -22,8 +22,8 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from closedform.data import demand
 from closedform.estimators import DFIVRegressor, DFPVRegressor
+from closedform.paper.data import demand
 from common import RESULTS, save
 
 PRICES = np.linspace(10, 30, 10)

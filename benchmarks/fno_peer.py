@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from closedform import extras
-from closedform.data import burgers
-from closedform.models.fno import FNO1d
+from closedform.paper.data import burgers
+from closedform.paper.models.fno import FNO1d
 from common import arguments, interleaved, save
 
 BLOCKS, RATE = 4, 1e-3

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from closedform.data import iv
 from closedform.estimators import DFIVRegressor
-from closedform.experiments.figures import BLUE, GREY, ORANGE, pyplot
+from closedform.paper.data import iv
+from closedform.paper.experiments.figures import BLUE, GREY, ORANGE, pyplot
 from common import RESULTS, save
 
 YEARS = np.arange(6.0, 19.0)

@@ -26,7 +26,7 @@ def draw(out: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    from closedform.report import figures, panels
+    from closedform.paper.report import figures, panels
 
     curves = panels.figures(*panels.read(ROOT / "results" / "qm9"))[0]
     found = {panel.title: panel for panel in curves.panels}

@@ -23,7 +23,7 @@ MARKED = re.compile(
     r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?)¹?(?P<percent>\s?%)?(?:\*\*)?"
     r"<!-- (?P<bound><)?(?P<key>[\w.]+)(?: (?P<sign>[/-]) (?P<other>[\w.]+))? -->"
 )
-GOOD = 1.25  # as in closedform.experiments.claims
+GOOD = 1.25  # as in closedform.paper.claims.check
 AIMS = {"captured": 1.02, "eager": 1.05}
 
 
@@ -79,7 +79,7 @@ def _key(word: object) -> str:
 def _experiment(name: str) -> dict[str, Any]:
     """The final metric by optimizer (where there are several), batch size and method; with `_lr`, `_lam`, ... behind it, the
     setting."""
-    from closedform.report import panels, summary
+    from closedform.paper.report import panels, summary
 
     table, spec = panels.read(ROOT / "results" / name)
     found: dict[str, Any] = {}
@@ -98,11 +98,11 @@ def _experiment(name: str) -> dict[str, Any]:
 
 def _burgers(name: str = "fno", seed: int | None = None, at_end: bool = False) -> Any:
     """The errors on Burgers' equation, of all seeds or of one."""
-    from closedform.experiments import claims_fno
-    from closedform.sweeps import results
+    from closedform.paper.claims import fno
+    from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / name)
-    return claims_fno.Errors(table if seed is None else table[table["seed"] == seed], at_end=at_end)
+    return fno.Errors(table if seed is None else table[table["seed"] == seed], at_end=at_end)
 
 
 def _by_seed() -> dict[str, Any]:
@@ -164,10 +164,10 @@ def _peers() -> dict[str, Any]:
 
 def _lambda() -> dict[str, Any]:
     """The paper's proximal rule on QM9: the best lambda at a rate, the least that is good, and what 1e3 costs."""
-    from closedform.experiments import claims
-    from closedform.sweeps import results
+    from closedform.paper.claims import checks
+    from closedform.paper.sweeps import results
 
-    table, found = claims.Table(results.load(ROOT / "results" / "qm9")), {}
+    table, found = checks.Table(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
         for size in table.batch_sizes:
             where = {"optimizer": optimizer, "batch_size": size, "method": "proximal"}
@@ -187,20 +187,20 @@ def _lambda() -> dict[str, Any]:
 
 def _algorithms() -> dict[str, float]:
     """The error of Algorithm 2 over that of Algorithm 1 on QM9, by batch size."""
-    from closedform.experiments import claims
-    from closedform.sweeps import results
+    from closedform.paper.claims import checks
+    from closedform.paper.sweeps import results
 
-    table = claims.Table(results.load(ROOT / "results" / "qm9"))
+    table = checks.Table(results.load(ROOT / "results" / "qm9"))
     found = table.best(["batch_size", "algorithm"], "algorithms")
     return {str(size): found[size, 2] / found[size, 1] for size in table.batch_sizes}
 
 
 def _zeros() -> dict[str, dict[str, float]]:
     """On QM9, the error from a last layer of zeros over that from the best random one, by optimizer and batch size."""
-    from closedform.experiments import claims
-    from closedform.sweeps import results
+    from closedform.paper.claims import checks
+    from closedform.paper.sweeps import results
 
-    table, ratios = claims.Table(results.load(ROOT / "results" / "qm9")), {}
+    table, ratios = checks.Table(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
         found = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
         for size in table.batch_sizes:
@@ -211,7 +211,7 @@ def _zeros() -> dict[str, dict[str, float]]:
 
 def _initial_layers() -> dict[str, float]:
     """The accuracy on CIFAR-100 at batch size 128 from each initial layer."""
-    from closedform.sweeps import results
+    from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / "cifar100")
     rows = table[table["study"] == "initialisation"]

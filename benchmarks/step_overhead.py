@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform.models.resnet import resnet18, resnet50
+from closedform.paper.models.resnet import resnet18, resnet50
 from common import arguments, captured, interleaved, save
 
 CLASSES = 100

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import closedform as cf
 from closedform import training
-from closedform.experiments.qm9 import WIDTHS
-from closedform.models.mlp import mlp
-from closedform.sweeps.stacked import Candidate, Stack
+from closedform.paper.experiments.qm9 import WIDTHS
+from closedform.stack.models import Candidate, Stack
+from closedform.stack.networks import mlp
 from common import arguments, captured, interleaved, save
 
 OUTPUTS, ROWS = 12, 16_384

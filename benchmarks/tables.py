@@ -147,10 +147,10 @@ def fno_end(experiment: str = "fno") -> str:
 def fno_seeds() -> str:
     """The same errors seed by seed, one method's over another's; bold where the 95 % interval of the mean logarithm leaves
     out 0."""
-    from closedform.experiments import claims_fno
-    from closedform.sweeps import results
+    from closedform.paper.claims import fno
+    from closedform.paper.sweeps import results
 
-    errors = claims_fno.Errors(results.load(RESULTS.parents[1] / "results" / "fno"))
+    errors = fno.Errors(results.load(RESULTS.parents[1] / "results" / "fno"))
     pairs = ("l2", "proximal"), ("ridge", "proximal"), ("kalman", "proximal"), ("l2", "ridge"), ("kalman", "l2")
     body = []
     for optimizer in errors.optimizers:
@@ -173,7 +173,7 @@ def qm9() -> str:
 
 
 def _best(name: str, digits: str, **changes: Any) -> str:
-    from closedform.report import panels, summary
+    from closedform.paper.report import panels, summary
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / name)
     facets = summary.best_settings(table, dataclasses.replace(spec, **changes))
@@ -193,7 +193,7 @@ def _best(name: str, digits: str, **changes: Any) -> str:
 
 def accuracies(experiment: str = "cifar100") -> str:
     """Test accuracy on CIFAR-100 in per cent, at the best setting of each method; in brackets how many were tried."""
-    from closedform.report import panels, summary
+    from closedform.paper.report import panels, summary
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, spec)
@@ -219,7 +219,7 @@ def accuracies(experiment: str = "cifar100") -> str:
 
 def settings(experiment: str = "cifar100") -> str:
     """The setting that was chosen for each method: ↑ the largest that was tried, ↓ the smallest."""
-    from closedform.report import panels, summary, text
+    from closedform.paper.report import panels, summary, text
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, spec)
@@ -246,8 +246,8 @@ def settings(experiment: str = "cifar100") -> str:
 
 def confidence(optimizer: str = "sgd") -> str:
     """The mean largest probability on CIFAR-100, and with a fitted temperature; beside it the accuracy."""
-    from closedform.experiments import cifar100_report
-    from closedform.sweeps import results
+    from closedform.paper.experiments import cifar100_report
+    from closedform.paper.sweeps import results
 
     table = results.load(RESULTS.parents[1] / "results" / "cifar100")
     found = {what: cifar100_report.confidence(table, optimizer, what) for what in ("confidence", "calibrated", "test")}

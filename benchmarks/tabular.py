@@ -34,8 +34,8 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from closedform.data import tabular
 from closedform.estimators import ClosedFormRegressor
+from closedform.paper.data import tabular
 from common import RESULTS, Kept
 
 EPOCHS = 20  # of the comparison of speed

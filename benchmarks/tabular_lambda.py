@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from closedform.data import qm9, tabular
 from closedform.estimators import ClosedFormRegressor
+from closedform.paper.data import qm9, tabular
 from common import RESULTS, Kept
 
 GRID = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from sklearn.datasets import make_friedman1, make_friedman2
 
-from closedform.data import qm9, tabular
-from closedform.estimators import ClosedFormRegressor, base, loop, networks, settings
+from closedform.estimators import ClosedFormRegressor
+from closedform.paper.data import qm9, tabular
+from closedform.tabular import base, loop, networks, settings
 from common import RESULTS, Kept
 
 ROWS = 500

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform.data import burgers
-from closedform.models.fno import FNO1d
+from closedform.paper.data import burgers
+from closedform.paper.models.fno import FNO1d
 
 RATES = (0.05, 0.1, 0.2, 0.5)
 WIDTH, MODES, EVERY = 32, 12, 4

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import closedform as cf
-from closedform import reference
+from closedform.solver import reference
 
 
 def features(n: int, d: int, *, condition: float = 10.0, rank: int | None = None, seed: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 import closedform as cf
-from closedform import kernels, reference
+from closedform.solver import cuda, reference
 
 SHAPES = [
     (1, 3, 2),
@@ -33,14 +33,14 @@ def main() -> None:
         given, lam = [(2.0, 2.0), (torch.tensor(2.0, dtype=torch.float64), 2.0), (None, auto)][kind]
         expected = reference.proximal(Phi, y.double().T, torch.zeros_like(before) if from_zero else before, lam)
         step, attempts = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
-        kernels.solve_(kernels.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
+        cuda.solve_(cuda.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         got = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         error = float((got - expected).norm() / expected.norm())
         assert error < 1e-6, (n, d, o, bias, from_zero, kind, error)
         assert int(step) == int(attempts) == 1
         # a target that is not a number leaves the layer as it is
         y[0, 0] = float("nan")
-        kernels.solve_(kernels.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
+        cuda.solve_(cuda.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         same = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         assert torch.equal(same, got)
         assert (int(step), int(attempts)) == (1, 2)
@@ -63,7 +63,7 @@ def through_the_head() -> None:
         for seed in range(3):
             torch.manual_seed(seed)
             phi, y = torch.randn(n, 8), torch.randn(n, 3)
-            for head, path in zip(heads, (plain, lambda self: kernels)):
+            for head, path in zip(heads, (plain, lambda self: cuda)):
                 cf.ClosedFormLinear._kernels = path
                 head.solve(phi, y)
         assert int(heads[1].step) == 3

@@ -7,8 +7,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import closedform as cf
-from closedform.data import burgers
-from closedform.models.fno import FNO1d
+from closedform.paper.data import burgers
+from closedform.paper.models.fno import FNO1d
 
 
 def grid(N):

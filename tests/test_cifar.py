@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from closedform.data import cifar, store
+from closedform.paper.data import cifar, store
 
 GIVEN = store.given("cifar100/cifar100_labels.npz")
 needs_cifar = pytest.mark.skipif(GIVEN is None, reason="needs the folder cifar100 in CLOSEDFORM_DATA")

@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from closedform import report
-from closedform.data import cifar
-from closedform.experiments import cifar100, cifar100_model, cifar100_report, claims_cifar, timing
-from closedform.experiments.classifier import Data, OutOfTime
-from closedform.sweeps import grid, results
+from closedform.paper import report
+from closedform.paper.claims import cifar100 as claims_cifar
+from closedform.paper.data import cifar
+from closedform.paper.experiments import cifar100, cifar100_model, cifar100_report, timing
+from closedform.paper.experiments.classifier import Data, OutOfTime
+from closedform.paper.sweeps import grid, results
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"source": "synthetic", "limit": 200, "net": "small", "precision": "fp32", "epochs": 2}

@@ -6,12 +6,12 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from closedform.data import iv
-from closedform.estimators import DFIVRegressor, dfiv_member, load
-from closedform.estimators.dfiv_bootstrap import digest
-from closedform.estimators.dfiv_summary import deep_part, linear_part
-from closedform.iv import DFIV, Data, Rules, Split, linear, reestimated
-from closedform.lambdas import relative
+from closedform.estimators import DFIVRegressor, load
+from closedform.iv import DFIV, Data, Rules, Split, linear, members, reestimated
+from closedform.iv.bootstrap import digest
+from closedform.iv.summary import deep_part, linear_part
+from closedform.paper.data import iv
+from closedform.solver.lambdas import relative
 
 SMALL = {"max_iter": 4, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0, "treatment": "linear"}
 
@@ -84,7 +84,7 @@ def test_members_take_the_same_ridge():
     assert np.allclose(predictions.mean(0) * model._y[1][0] + model._y[0][0], model.predict(X), rtol=1e-5, atol=1e-5)
     assert model.summary().disagreement > 0
     assert "members: " in str(model.summary())
-    assert min(dfiv_member.RIDGES) >= 1e-3
+    assert min(members.RIDGES) >= 1e-3
 
 
 def _scaled(model, X):
@@ -109,8 +109,8 @@ def test_shares_are_beyond_the_controls():
 
 
 def test_the_gap_is_of_re_estimated_layers_whichever_predict(monkeypatch):
-    taken = dfiv_member.Trial.taking
-    monkeypatch.setattr(dfiv_member.Trial, "taking", lambda trial, at: taken(trial, len(trial.found) - 1))
+    taken = members.Trial.taking
+    monkeypatch.setattr(members.Trial, "taking", lambda trial, at: taken(trial, len(trial.found) - 1))
     X, y, Z, _ = design()
     model = DFIVRegressor(**SMALL | {"treatment": "deep"}).fit(X, y, Z=Z)
     assert all(member.ridge == 0 for member in model.members_)  # the layers of training

@@ -8,10 +8,10 @@ pytest.importorskip("sklearn")
 
 from sklearn.base import clone
 
-from closedform.data import iv
-from closedform.estimators import DFIVRegressor, dfiv_fit, load
-from closedform.estimators.dfiv_bootstrap import digest
-from closedform.iv import linear
+from closedform.estimators import DFIVRegressor, load
+from closedform.iv import fitting, linear
+from closedform.iv.bootstrap import digest
+from closedform.paper.data import iv
 
 SMALL = {"max_iter": 15, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0}
 
@@ -175,15 +175,15 @@ def test_copies_of_a_row_stay_in_one_stage(monkeypatch):
     """Otherwise the bootstrap would share rows between the stages."""
     X, y, Z, _ = design(200)
     drawn = np.random.default_rng(0).integers(200, size=200)
-    seen, diagnosed = [], dfiv_fit.diagnosed
+    seen, diagnosed = [], fitting.diagnosed
 
     def spy(made, trained, tried, data, split, held, values):
         seen.extend([split.first, split.second, held])
         return diagnosed(made, trained, tried, data, split, held, values)
 
-    monkeypatch.setattr(dfiv_fit, "diagnosed", spy)
+    monkeypatch.setattr(fitting, "diagnosed", spy)
     model = DFIVRegressor(**SMALL | {"max_iter": 1})
-    dfiv_fit.attributes(model, X[drawn], y[drawn], Z[drawn], None, names=["x"], groups=drawn)
+    fitting.attributes(model, X[drawn], y[drawn], Z[drawn], None, names=["x"], groups=drawn)
     first, second, held = ({int(drawn[row]) for row in rows.tolist()} for rows in seen)
     assert not first & second
     assert not first & held

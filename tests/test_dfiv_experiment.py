@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from closedform import commands
-from closedform.experiments import claims, claims_dfiv, dfiv
-from closedform.report import panels, spec
-from closedform.sweeps import results
+from closedform.paper import commands
+from closedform.paper.claims import checks as claims
+from closedform.paper.claims import dfiv as claims_dfiv
+from closedform.paper.experiments import dfiv
+from closedform.paper.report import panels, spec
+from closedform.paper.sweeps import results
 
 ROOT = Path(__file__).parents[1]
 TINY = dfiv.Size(80, (8, 40), 4, 2, 2, (1e-3,), (1.0, 10.0), 2, "pooled")

@@ -12,8 +12,10 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from closedform.estimators import DFIVRegressor, dfiv_effect, dfiv_files, dfiv_member, files, load
-from closedform.iv import linear
+from closedform.estimators import DFIVRegressor, load
+from closedform.iv import effects, linear, members
+from closedform.iv import files as dfiv_files
+from closedform.tabular import files
 
 from .test_dfiv_diagnostics import SMALL, design
 
@@ -76,10 +78,10 @@ def test_a_linear_score_given_the_instruments(tmp_path):
 
 def test_replicates_take_the_layers_of_the_fit(monkeypatch, tmp_path):
     X, y, Z, _ = design()
-    for at, told in ((-1, 0.0), (2, dfiv_member.RIDGES[2])):
+    for at, told in ((-1, 0.0), (2, members.RIDGES[2])):
         with monkeypatch.context() as patch:
-            taken = dfiv_member.Trial.taking
-            patch.setattr(dfiv_member.Trial, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
+            taken = members.Trial.taking
+            patch.setattr(members.Trial, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
             model = DFIVRegressor(**SMALL).fit(X, y, Z=Z)
         assert [member.ridge for member in model.members_] == [told, told]
         model.members_[0].first, model.members_[1].first = 1e-6, 1.0  # as if stage one had chosen these
@@ -94,10 +96,10 @@ def test_replicates_take_the_layers_of_the_fit(monkeypatch, tmp_path):
 def test_an_estimate_outside_of_its_interval_is_told():
     of = list(np.linspace(0.0, 1.0, 40))
     with pytest.warns(UserWarning, match="outside of its own 95% interval at 100% of the points"):
-        dfiv_effect.banded(np.array([1.5]), of, lambda value: np.array([value]), 0.95)
+        effects.banded(np.array([1.5]), of, lambda value: np.array([value]), 0.95)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, low, high = dfiv_effect.banded(np.array([0.5]), of, lambda value: np.array([value]), 0.95)
+        _, low, high = effects.banded(np.array([0.5]), of, lambda value: np.array([value]), 0.95)
     assert (low, high) == (pytest.approx(0.025), pytest.approx(0.975))
 
 

@@ -7,9 +7,9 @@ pytest.importorskip("sklearn")
 
 from sklearn.base import clone
 
-from closedform.data import demand
 from closedform.estimators import DFIVRegressor, DFPVRegressor, load
 from closedform.iv import linear
+from closedform.paper.data import demand
 
 SMALL = DFIVRegressor(max_iter=15, n_features=(4, 8, 4), hidden_layer_sizes=(16,), random_state=0)
 

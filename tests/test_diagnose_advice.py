@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import closedform as cf
-from closedform import diagnosis_text
+from closedform.diagnosis import text
 
 from .helpers import features, head
 from .test_diagnose import healthy, whole
@@ -108,7 +108,7 @@ def test_exactly_this_advice(rule, solves, size, checks, during):
     for t in range(solves):
         layer.solve(*data[t % len(data)])
     result = cf.diagnose(nn.Identity(), layer, data)
-    spoke = [check.__name__ for check in diagnosis_text._CHECKS if list(check(result))]
+    spoke = [check.__name__ for check in text._CHECKS if list(check(result))]
     assert [name for name in spoke if name != "_worth"] == checks
     assert said(result, "not seen") == (during is not None)
     assert during is None or said(result, during) == 1

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform import reference, training
+from closedform import training
+from closedform.solver import reference
 
 from .cases import shapes
 from .helpers import backbone, batches, matrix, relative

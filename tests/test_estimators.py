@@ -29,8 +29,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
-from closedform.estimators.files import described
-from closedform.estimators.prepare import folds, merged, moments
+from closedform.tabular.files import described
+from closedform.tabular.prepare import folds, merged, moments
 
 FAST = {"max_iter": 15, "random_state": 0}
 

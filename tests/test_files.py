@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from closedform import files
-from closedform.data import store
+from closedform.paper.data import store
 
 
 def test_two_writers_at_once_leave_one_whole_file(tmp_path):
     code = (
-        "import sys, numpy as np\nfrom pathlib import Path\nfrom closedform.data import store\n"
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom closedform.paper.data import store\n"
         "k = int(sys.argv[2])\n"
         "for _ in range(30): store.save(Path(sys.argv[1]), {'a': np.full(100_000, k)})\n"
     )

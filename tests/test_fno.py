@@ -13,13 +13,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from closedform import commands
-from closedform.data import burgers
-from closedform.experiments import claims, claims_fno, fno, fno_models, fno_samples, stacks
 from closedform.files import claimed
-from closedform.report import panels, spec, summary
-from closedform.report.thin import thin
-from closedform.sweeps import loop, results
+from closedform.paper import commands
+from closedform.paper.claims import checks as claims
+from closedform.paper.claims import fno as claims_fno
+from closedform.paper.data import burgers
+from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
+from closedform.paper.report import panels, spec, summary
+from closedform.paper.report.thin import thin
+from closedform.paper.sweeps import results
+from closedform.stack import loop
 
 from .test_project import ROOT, tables
 
@@ -178,7 +181,7 @@ def test_the_command_stops_in_time_and_goes_on(tmp_path):
 def test_the_command_may_be_killed_and_goes_on(tmp_path):
     asked = [*QUICK, "--epochs", "150", "--out"]
     code = (
-        f"from closedform.experiments import fno; fno.QUICK = {SMALL}\n"
+        f"from closedform.paper.experiments import fno; fno.QUICK = {SMALL}\n"
         "train = fno.loop.train; fno.loop.train = lambda *a, **k: train(*a, **k | {'every_s': 0})\n"
         "from closedform.cli import main; main()"
     )

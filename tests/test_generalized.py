@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform import linalg, reference, woodbury
+from closedform.solver import class_systems, linalg, reference
 
 from .cases import shapes
 from .helpers import backbone, columns, features, head, matrix, relative
@@ -173,7 +173,7 @@ def test_the_iteration_without_a_look_at_values_is_the_direct_solve(n, d, o, bia
     layers = [head(d, 5, cf.Proximal(0.3), bias=bias, loss=cf.GeneralizedSquared(k, 2.5)) for _ in range(2)]
     layers[0].solve(phi, labels)
     monkeypatch.setattr(linalg, "may_branch", lambda tensor: False)
-    monkeypatch.setattr(woodbury, "_DENSE", 5 if dense else 4)
+    monkeypatch.setattr(class_systems, "_DENSE", 5 if dense else 4)
     layers[1].solve(phi, labels)
     assert int(layers[1].step) == 1
     assert relative(matrix(layers[1]), matrix(layers[0])) < 1e-9
@@ -185,12 +185,12 @@ def test_the_iteration_has_enough_steps_for_the_worst_spectrum(k):
     S = torch.linalg.qr(features(60, 20, seed=3))[0]
     label = torch.cat([torch.zeros(40), torch.ones(20)]).long()
     B = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = woodbury._iterated(S, B, label, k - 1)
+    found = class_systems._iterated(S, B, label, k - 1)
     for c in range(2):
         rows = S[label == c]
         exact = torch.linalg.solve(torch.eye(20, dtype=torch.float64) + (k - 1) * rows.T @ rows, B[:, c])
         assert relative(found[:, c], exact) < 1e-9
-    assert relative(woodbury._direct(S, B, label, k - 1), found) < 1e-9
+    assert relative(class_systems._direct(S, B, label, k - 1), found) < 1e-9
 
 
 def test_refit_is_exact():

@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform.sweeps import elimination, loop
-from closedform.sweeps.stacked_iv import IVStack
+from closedform.iv.stacked import IVStack
+from closedform.solver import elimination
+from closedform.stack import loop
 
 from . import test_stacked as stacked
 from . import test_stacked_fno as operators
@@ -124,7 +125,7 @@ def test_bad_values_are_rejected_and_counted(rule, n):
 
 @pytest.mark.parametrize("kind", [cf.Ridge, cf.Proximal])
 def test_nasty_problems_as_on_the_cpu(kind):
-    from closedform import reference
+    from closedform.solver import reference
 
     from .helpers import columns
 
@@ -182,7 +183,7 @@ def test_the_small_kernels_equal_the_plain_path(bias, outputs, n, rule, monkeypa
         phi, y = (t.float().cuda() for t in problem(n, 150, outputs, seed=seed))
         small.solve(phi, y)
         with monkeypatch.context() as context:
-            context.setattr("closedform.kernels.usable", lambda *_: False)
+            context.setattr("closedform.solver.cuda.usable", lambda *_: False)
             plain.solve(phi, y)
     assert int(small.step) == 3
     assert relative(matrix(small), matrix(plain)) < 1e-6

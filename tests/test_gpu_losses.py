@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.data import cifar
-from closedform.experiments import cifar100, cifar100_model
-from closedform.experiments.classifier import Data, OutOfTime
+from closedform.paper.data import cifar
+from closedform.paper.experiments import cifar100, cifar100_model
+from closedform.paper.experiments.classifier import Data, OutOfTime
 
 from .helpers import head, matrix, problem, relative
 

@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from closedform.sweeps import grid
+from closedform.paper.sweeps import grid
 
 needs_dask = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask[distributed]")
 
@@ -101,7 +101,7 @@ def test_the_hash_is_the_same_everywhere():
     assert grid.digest(config) == "5485d157e77756d1eff6ca1b0c7db026"
     assert grid.digest(dict(reversed(config.items()))) == grid.digest(config)
     assert grid.digest({**config, "lr": np.float64(0.1)}) == grid.digest(config)
-    code = "import sys, json; from closedform.sweeps import grid; print(grid.digest(json.loads(sys.argv[1])))"
+    code = "import sys, json; from closedform.paper.sweeps import grid; print(grid.digest(json.loads(sys.argv[1])))"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", code, json.dumps(config)]
     assert subprocess.check_output(command, text=True, env=environment).strip() == grid.digest(config)
@@ -327,7 +327,7 @@ def test_jobs_have_one_thread_each(tmp_path, monkeypatch):
 def start(folder, n=40):
     """A sweep of two jobs in a process group of its own, with a few results already."""
     code = (
-        "import sys; from tests import test_grid as t; from closedform.sweeps import grid\n"
+        "import sys; from tests import test_grid as t; from closedform.paper.sweeps import grid\n"
         "grid.run(t.slow_square, t.configs(sys.argv[1], int(sys.argv[2])), sys.argv[1], jobs=2)"
     )
     command = [sys.executable, "-c", code, str(folder), str(n)]

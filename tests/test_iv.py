@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform import lambdas
-from closedform import reference as cf_reference
 from closedform.iv import DFIV, Data, Rules, Split, evaluation, linear, reestimated, reference, train
 from closedform.iv.algorithm import ones, products
-from closedform.models.mlp import mlp
+from closedform.solver import lambdas
+from closedform.solver import reference as cf_reference
+from closedform.stack.networks import mlp
 
 from .helpers import relative
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from closedform.data import demand, dsprites, iv, store
+from closedform.paper.data import demand, dsprites, iv, store
 
 
 def test_hearts_are_the_official_ones():

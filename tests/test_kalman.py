@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform import reference
+from closedform.solver import reference
 
 from .helpers import columns, head, matrix, problem, relative
 

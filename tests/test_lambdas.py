@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform import lambdas, reference
+from closedform.solver import lambdas, reference
 
 from .helpers import columns, head, matrix, problem, relative
 

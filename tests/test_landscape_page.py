@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from closedform.experiments import landscape, theory
-from closedform.report import write
-from closedform.report.page import frame
+from closedform.paper.experiments import landscape, theory
+from closedform.paper.report import write
+from closedform.paper.report.page import frame
 
 from .test_report import save, small
 

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from closedform.sweeps import loop
-from closedform.sweeps.stacked import Candidate
+from closedform.stack import loop
+from closedform.stack.models import Candidate
 
 from .helpers import relative
 from .test_stacked import RULES, STEPS, data, stack
@@ -108,7 +108,7 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from closedform.sweeps import loop
+from closedform.paper.sweeps import loop
 from tests.test_loop import CANDIDATES, measured, stack
 def slowly(step, total):
     print(step, flush=True)

@@ -12,8 +12,9 @@ import torch._dynamo.testing
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform import reference, rules, training, woodbury
-from closedform.statistics import Batch
+from closedform import training
+from closedform.solver import class_systems, reference, rules
+from closedform.solver.statistics import Batch
 
 from .cases import shapes
 from .helpers import backbone, columns, head, matrix, problem, relative
@@ -335,7 +336,7 @@ def test_moments_are_taken_in_pieces(make, monkeypatch):
     phi, y = data(loss, 50, 5, 3)
     whole, pieces = head(5, 3, cf.Proximal(0.5), loss=loss), head(5, 3, cf.Proximal(0.5), loss=loss)
     whole.solve(phi, y)
-    monkeypatch.setattr("closedform.statistics.CHUNK", 7)
+    monkeypatch.setattr("closedform.solver.statistics.CHUNK", 7)
     pieces.solve(phi, y)
     assert relative(matrix(pieces), matrix(whole)) < 1e-11
 
@@ -611,6 +612,6 @@ def test_numpys_whole_numbers_are_whole():
 def test_a_k_that_would_iterate_for_ever_is_refused_where_it_iterates():
     S, label = torch.randn(6, 4, dtype=torch.float64) / 9, torch.arange(6) % 2
     with pytest.raises(ValueError, match="k is 1e.12; expected 1e-4 to 1e4"):
-        woodbury._iterated(S, torch.randn(4, 2, dtype=torch.float64), label, 1e12 - 1)
-    assert woodbury.iterations(1e4) <= woodbury._MOST
-    assert woodbury.iterations(1e-4) <= woodbury._MOST
+        class_systems._iterated(S, torch.randn(4, 2, dtype=torch.float64), label, 1e12 - 1)
+    assert class_systems.iterations(1e4) <= class_systems._MOST
+    assert class_systems.iterations(1e-4) <= class_systems._MOST

@@ -6,10 +6,10 @@ import torch
 pytest.importorskip("sklearn")
 
 import closedform as cf
-from closedform.estimators.base import _perceptron
-from closedform.estimators.loop import Plan, Record, Rows, bounds, train
-from closedform.estimators.modules import Modules
-from closedform.estimators.networks import ACTIVATIONS, BETAS, Adam, Memory, Networks, cosine
+from closedform.tabular.base import _perceptron
+from closedform.tabular.loop import Plan, Record, Rows, bounds, train
+from closedform.tabular.modules import Modules
+from closedform.tabular.networks import ACTIVATIONS, BETAS, Adam, Memory, Networks, cosine
 
 CPU = torch.device("cpu")
 RULES = {

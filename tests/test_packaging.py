@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from closedform.data import cifar
-from closedform.experiments import figures
-from closedform.report import panels
-from closedform.sweeps import results
+from closedform.paper.data import cifar
+from closedform.paper.experiments import figures
+from closedform.paper.report import panels
+from closedform.paper.sweeps import results
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")

@@ -14,13 +14,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from closedform import cli, commands
-from closedform.experiments import catalogue, claims, qm9, qm9_models, stacks
+from closedform import cli
 from closedform.files import claimed
-from closedform.report import panels, spec, summary
-from closedform.report.thin import thin
-from closedform.sweeps import results
-from closedform.sweeps.stacked import Candidate
+from closedform.paper import commands
+from closedform.paper.claims import checks as claims
+from closedform.paper.experiments import catalogue, qm9, qm9_models, stacks
+from closedform.paper.report import panels, spec, summary
+from closedform.paper.report.thin import thin
+from closedform.paper.sweeps import results
+from closedform.stack.models import Candidate
 
 QUICK = ["paper", "qm9", "--quick", "--synthetic", "--molecules", "400", "--epochs", "1", "--device", "cpu"]
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from closedform import probabilities, reference
+from closedform import probabilities
+from closedform.solver import reference
 
 
 def outputs(n=200, classes=5, seed=0):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.experiments import claims
-from closedform.models.resnet import resnet18, resnet50
+from closedform.paper.claims import checks as claims
+from closedform.paper.models.resnet import resnet18, resnet50
 
 from .scripts import load
 
@@ -132,9 +132,9 @@ def test_importing_needs_torch_and_numpy_only():
         "import sys\n"
         "extras = 'typer rich matplotlib pandas pyarrow joblib dask distributed qm9pack scipy sklearn triton'\n"
         "for name in extras.split(): sys.modules[name] = None\n"
-        "import closedform, closedform.reference, closedform.models.resnet\n"
-        "import closedform.data.qm9, closedform.data.cifar, closedform.sweeps.grid\n"
-        "closedform.data.qm9.load(source='synthetic', limit=20)\n"
+        "import closedform, closedform.solver.reference, closedform.paper.models.resnet\n"
+        "import closedform.paper.data.qm9, closedform.paper.data.cifar, closedform.paper.sweeps.grid\n"
+        "closedform.paper.data.qm9.load(source='synthetic', limit=20)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -193,7 +193,7 @@ def test_the_tables_of_docs_tabular_are_the_committed_results():
 @pytest.mark.parametrize("name", ["tabular", "tabular_hard", "tabular_lambda", "tabular_search"])
 def test_the_benchmarks_on_tables_run(name, tmp_path):
     pytest.importorskip("lightgbm")
-    from closedform.data import tabular as uci
+    from closedform.paper.data import tabular as uci
 
     try:
         uci.path()

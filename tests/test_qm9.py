@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from closedform.data import qm9, store
+from closedform.paper.data import qm9, store
 
 GIVEN = store.given("qm9.npz")
 needs_qm9 = pytest.mark.skipif(
@@ -452,7 +452,7 @@ def test_the_real_features():
 @needs_qm9
 def test_loading_everything_stays_within_memory():
     code = (
-        "import pathlib, resource, torch\nfrom closedform.data import qm9\n"
+        "import pathlib, resource, torch\nfrom closedform.paper.data import qm9\n"
         "def peak():\n"
         "    status = pathlib.Path('/proc/self/status')\n"
         # not ru_maxrss on Linux, which starts at what the process that runs the tests has grown to

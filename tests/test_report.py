@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from closedform.report import page, panels, spec, static, summary, write
-from closedform.sweeps import results
+from closedform.paper.report import page, panels, spec, static, summary, write
+from closedform.paper.sweeps import results
 
 SIZES = (32, 256, 1024, 2048)
 SAMPLES, EPOCHS, MARKS = 104_664, 50, 55

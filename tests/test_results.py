@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from closedform.sweeps import results
+from closedform.paper.sweeps import results
 
 
 def table(rows):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform import linalg, reference
+from closedform.solver import linalg, reference
 
 from .cases import conditions, lams, shapes
 from .helpers import columns, features, head, matrix, problem, relative
@@ -160,7 +160,7 @@ def test_moments_are_taken_in_pieces(monkeypatch):
     weight = torch.rand(50, dtype=torch.float64) + 0.5
     whole, pieces = head(5, 2, cf.Proximal(0.5)), head(5, 2, cf.Proximal(0.5))
     whole.solve(phi, y, weight)
-    monkeypatch.setattr("closedform.statistics.CHUNK", 7)
+    monkeypatch.setattr("closedform.solver.statistics.CHUNK", 7)
     pieces.solve(phi, y, weight)
     assert relative(matrix(pieces), matrix(whole)) < 1e-12
 

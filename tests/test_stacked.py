@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import closedform as cf
-from closedform import lambdas, training
-from closedform.models.mlp import mlp
-from closedform.sweeps import elimination
-from closedform.sweeps.stacked import Candidate, Stack, _generator
+from closedform import training
+from closedform.solver import elimination, lambdas
+from closedform.stack.models import Candidate, Stack, _generator
+from closedform.stack.networks import mlp
 from tests.helpers import relative
 
 STEPS, ROWS, INPUTS, WIDTH, OUTPUTS = 100, 90, 7, 12, 3

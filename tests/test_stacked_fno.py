@@ -5,10 +5,10 @@ import torch
 
 import closedform as cf
 from closedform import training
-from closedform.models.fno import FNO1d, SpectralConv1d
-from closedform.sweeps import solves
-from closedform.sweeps.networks import network
-from closedform.sweeps.stacked import Candidate, Stack, _generator
+from closedform.paper.models.fno import FNO1d, SpectralConv1d
+from closedform.stack import solves
+from closedform.stack.models import Candidate, Stack, _generator
+from closedform.stack.networks import network
 from tests.helpers import relative
 
 STEPS, SAMPLES, POINTS, WIDTH, SEEDS = 12, 10, 12, 6, (0, 3)

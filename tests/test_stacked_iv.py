@@ -5,10 +5,10 @@ import torch
 
 from closedform import Kalman, Proximal, Ridge
 from closedform.iv import DFIV, Data, Rules, Split, evaluation, networks, reestimated, train
-from closedform.lambdas import per_sample, relative
-from closedform.models.mlp import mlp
-from closedform.sweeps import loop
-from closedform.sweeps.stacked_iv import Candidate, IVStack, Points
+from closedform.iv.stacked import Candidate, IVStack, Points
+from closedform.solver.lambdas import per_sample, relative
+from closedform.stack import loop
+from closedform.stack.networks import mlp
 from tests.helpers import relative as distance
 
 ROWS, SIDE, TOTAL = 60, 8, 30

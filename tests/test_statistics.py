@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import closedform as cf
-from closedform import reference
+from closedform.solver import reference
 
 from .helpers import backbone, batches, columns, head, matrix, problem, relative
 

@@ -19,9 +19,9 @@ import pandas as pd
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from closedform.commands import application
 from closedform.estimators import load
-from closedform.tables import charts, folder, preparing, reading, training
+from closedform.paper.commands import application
+from closedform.tabular import charts, folder, preparing, reading, training
 
 RUN = [sys.executable, "-c", "from closedform.cli import main; main()"]
 
@@ -99,7 +99,7 @@ def test_predict_gives_the_same_again(trained):
 
 
 def test_pieces_and_formats_do_not_matter(trained, tmp_path):
-    from closedform.tables.predicting import predict
+    from closedform.tabular.predicting import predict
 
     here, _ = trained
     homes().to_parquet(tmp_path / "homes.parquet")
@@ -239,7 +239,7 @@ def test_the_most_important_column_comes_first(trained):
 def test_the_sentence_says_who_is_better():
     from types import SimpleNamespace
 
-    from closedform.tables.page import sentence
+    from closedform.tabular.page import sentence
 
     def outcome(own):
         return SimpleNamespace(metric="RMSE", test_rows=10, scores={"closedform": own, "ridge": 2.0, "plain": 3.0})
@@ -566,7 +566,7 @@ def test_predicting_takes_constant_memory(trained, tmp_path):
     """Peak memory for 400,000 rows is that for 100,000, but for what the allocator does not give back."""
     here, _ = trained
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom closedform.tables.predicting import predict\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom closedform.tabular.predicting import predict\n"
         "predict(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from closedform.data import tabular
+from closedform.paper.data import tabular
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_the_benchmark_runs(tmp_path):
 @pytest.mark.slow
 def test_the_command(tmp_path):
     pytest.importorskip("scipy")
-    from closedform.experiments import theory
+    from closedform.paper.experiments import theory
 
     said = []
     path = theory.run(tmp_path / "numbers", quick=True, figures=tmp_path / "figures", say=said.append)

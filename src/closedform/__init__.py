@@ -12,15 +12,16 @@ In a loop:
         opt.zero_grad(); loss.backward(); opt.step()
 """
 
-from . import lambdas, losses, probabilities, theory, training
+from . import probabilities, theory, training
 from .conv import ClosedFormConv1x1
-from .diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
+from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
 from .head import ClosedFormLinear, replace_last_linear
-from .lambdas import per_sample
-from .losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
 from .refit import refit_
-from .rules import Ema, Kalman, Proximal, Ridge
-from .statistics import Statistics
+from .solver import lambdas, losses
+from .solver.lambdas import per_sample
+from .solver.losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
+from .solver.rules import Ema, Kalman, Proximal, Ridge
+from .solver.statistics import Statistics
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ def main() -> None:
             require("closedform's command line", "experiments", *NEEDED)
         except ImportError as missing:
             sys.exit(str(missing))
-        from .commands import application
+        from .paper.commands import application
 
         application()()
     except KeyboardInterrupt:

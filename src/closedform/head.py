@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed, linalg
-from .losses import Loss, Squared
-from .rules import Kalman, Proximal, Rule, Source
-from .statistics import CHUNK, Batch, Statistics, check_batch, extend
-from .storage import CastLinear, StoredLinear
+from . import distributed
+from .solver import linalg
+from .solver.losses import Loss, Squared
+from .solver.rules import Kalman, Proximal, Rule, Source
+from .solver.statistics import CHUNK, Batch, Statistics, check_batch, extend
+from .state import CastLinear, StoredLinear
 
 
 class ClosedFormLinear(StoredLinear):
@@ -35,7 +36,7 @@ class ClosedFormLinear(StoredLinear):
     rule: what is remembered of earlier batches: `Ridge`, `Proximal` (the default, with `lam="auto"`), `Ema`, `Kalman`.
         Their lambda and beta are in sum units: not divided by the batch size.
     loss: what is minimised: `Squared` (the default), `OneHotSquared`, `GeneralizedSquared`, `CrossEntropy`, `Logistic`,
-        `Huber`, or one of your own (see `closedform.losses`). The losses of classes take integer labels. lambda and beta
+        `Huber`, or one of your own (see `closedform.solver.losses`). The losses of classes take integer labels. lambda and beta
         stand beside the loss as it is written there, summed over the batch.
     init: "zeros", "lecun", "xavier" or "he" (normal, as in the paper; the bias is always zero).
     process_group: None uses the default group where one is initialised, False solves on each process alone.
@@ -249,9 +250,9 @@ class ClosedFormLinear(StoredLinear):
         """The kernels for CUDA, where they can write this layer. Imported late, since Triton takes its time."""
         if self.weight.device.type != "cuda" or torch.compiler.is_compiling():
             return None
-        from . import kernels
+        from .solver import cuda
 
-        return kernels if kernels.usable(self.weight, self.bias) else None
+        return cuda if cuda.usable(self.weight, self.bias) else None
 
     def _layer(self, kernels: ModuleType) -> Any:
         return kernels.Layer(self.weight, self.bias, self.step, self.attempts)

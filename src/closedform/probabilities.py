@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .losses import CrossEntropy
+from .solver.losses import CrossEntropy
 
 
 def shifted(f: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from . import distributed, lambdas, linalg, rules, woodbury
-from .linalg import ClassRows
-from .statistics import Batch, Statistics, check_batch, features_of
+from . import distributed
+from .features import features_of
+from .solver import class_systems, lambdas, linalg, rules
+from .solver.linalg import ClassRows
+from .solver.statistics import Batch, Statistics, check_batch
 
 if TYPE_CHECKING:
     from .head import ClosedFormLinear
@@ -72,7 +74,7 @@ def refit_(
     system = batch.system(None)
     value = lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long, device=device))
     if isinstance(system, ClassRows):
-        W = woodbury.ridge(system, value).update
+        W = class_systems.ridge(system, value).update
     else:
         start = head._storage().to(linalg.solve_dtype(device))
         W = rules.majorise(batch, None, system, linalg.factor(system, value).solve, start, inner_steps)

@@ -1,7 +1,7 @@
 """One training step of every method in the paper, side by side.
 
 Each function takes the same arguments and does one step of the backbone: `(backbone, head, optimizer, x, y) -> loss`. The
-loss is the head's own (see `closedform.losses`), as a mean: over samples and outputs for the squared loss, as torch's
+loss is the head's own (see `closedform.solver.losses`), as a mean: over samples and outputs for the squared loss, as torch's
 functions have it for the others. So learning rates refer to that mean, while lambda and beta stay in sum units; a constant
 factor on the whole objective does not move its minimiser. The returned loss is detached.
 """
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from . import lambdas, rules
 from .head import ClosedFormLinear
-from .statistics import Batch, extend
+from .solver import lambdas, rules
+from .solver.statistics import Batch, extend
 
 
 def algorithm1(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import lambdas
 from ..extras import require
+from ..features import features_of
 from ..refit import refit_
-from ..statistics import check_batch, features_of
+from ..solver import lambdas
+from ..solver.statistics import check_batch
 from . import Targets, check_solved, check_starts_anew, head_of, input_of, targets_of
 
 require("closedform.integrations.lightning", "lightning", "lightning")

@@ -4,7 +4,7 @@ Stage one fits `phi(z) W^T ~ psi(x)` on its batch, stage two fits `y ~ [psi_hat(
 `psi_hat(z) = phi(z) W*(theta_X)^T`, the stage-one layer solved for the features as they are. Rows are samples.
 
 The gradient of psi's weights goes through `W*(theta_X)`. That layer is linear in psi, so the system is factored without a
-graph and the gradient is one more solve with the same factor (see `closedform.linalg`).
+graph and the gradient is one more solve with the same factor (see `closedform.solver.linalg`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..rules import Kalman, Memory, Proximal, Ridge, Rule
-from ..statistics import Batch
+from ..solver.rules import Kalman, Memory, Proximal, Ridge, Rule
+from ..solver.statistics import Batch
 
 First = tuple[Tensor, Tensor]  # x, z
 Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o

@@ -9,8 +9,8 @@ from typing import NamedTuple, Union
 import torch
 from torch import Tensor
 
-from .. import lambdas, linalg
-from ..lambdas import per_sample
+from ..solver import lambdas, linalg
+from ..solver.lambdas import per_sample
 from .algorithm import DFIV
 from .loop import Data, Split
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..models.mlp import mlp
+from ..stack.networks import mlp
 
 
 class Beside(nn.Module):

@@ -1,0 +1,59 @@
+"""The features that reach the head: of a backbone, or of a whole model with the head inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A function from inputs to what the head sees of them, without gradient and with the backbone in eval mode; the modes
+    are put back afterwards. `backbone` makes the features, or is the whole model with the head inside; where it is compiled
+    it runs as written."""
+    modes = {module: module.training for module in backbone.modules()}
+    seen: list[Tensor] = []
+    buried = any(module is head for module in backbone.modules())
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if buried else None
+
+    def features(x: Tensor) -> Tensor:
+        phi = backbone(x.to(head.weight.device))
+        if buried and not seen:
+            raise ValueError(f"forward of {type(backbone).__name__} ended without one of its {type(head).__name__}")
+        return seen.pop() if buried else phi
+
+    backbone.eval()
+    try:
+        with torch.no_grad(), _eager(backbone):
+            yield features
+    finally:
+        if hook is not None:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def _eager(model: nn.Module) -> Iterator[None]:
+    """Nothing in `model` runs compiled: code from before a hook was there is taken again without it."""
+    if hasattr(torch.compiler, "set_stance"):  # torch 2.6
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    compiled = [module for module in model.modules() if isinstance(module, torch._dynamo.OptimizedModule)]
+    forwards = [module.forward for module in compiled]
+    in_place = {module: module._compiled_call_impl for module in model.modules() if module not in compiled}
+    try:
+        for module in compiled:
+            module.forward = module._orig_mod.__call__
+        for module in in_place:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, forward in zip(compiled, forwards):
+            module.forward = forward
+        for module, call in in_place.items():
+            module._compiled_call_impl = call

@@ -1,0 +1,209 @@
+"""A fit of `DFIVRegressor`, from checked arrays to fitted attributes: splits, choices, members, diagnostics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from ..tabular.prepare import moments, one_thread
+from . import Data, Split, evaluation, linear, members
+from .inputs import Ticker, check_beyond, excluded, mark, scaled
+from .members import Design, Member, Taken
+from .summary import Summary, deep_part, linear_part
+
+if TYPE_CHECKING:
+    from .dfiv import DFIVRegressor
+
+ROWS = 60  # below these the halves of a deep fit are too small to mean anything
+HELD = 5  # held-out rows, below which no choice can be made; and rows of a stage
+WIDE = 50  # more treatments than these are pixels, about which a linear model has nothing to say
+
+Tried = list[tuple[Design, float]]
+
+
+def attributes(
+    settings: DFIVRegressor,
+    X: np.ndarray,
+    y: np.ndarray,
+    Z: np.ndarray,
+    W: np.ndarray | None,
+    *,
+    names: list[str],
+    columns: dict[str, list[str] | None] | None = None,
+    groups: np.ndarray | None = None,
+    designs: list[Design] | None = None,
+    taken: Taken | None = None,
+) -> dict[str, Any]:
+    """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs`, and the ridges
+    `taken`, are given where they have been chosen before."""
+    which = excluded(Z, W)
+    own = Z[:, which]
+    check_beyond(own, W)
+    shape = {"n_features_in_": X.shape[1], "_controls": 0 if W is None else W.shape[1], "_names": names}
+    shape |= {"_columns": columns or {}, "_instruments": Z.shape[1], "_own": which}
+    shape |= {"_rows": [len(X), mark((X, y, Z, W))]}
+    if settings.features == "linear":
+        fit = linear.two_stage(X, y, own, W)
+        shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
+        shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance, "_stage_one": fit.stage_one}
+        return shape | {"summary_": linear_part(X, y, own, W, names)}
+    given, groups = groups, np.arange(len(X)) if groups is None else groups
+    count = len(np.unique(groups))
+    needed = ROWS if given is None else ROWS // 2  # a draw with replacement has fewer different rows
+    if count < needed:
+        raise ValueError(
+            f"a deep fit needs at least {needed} different rows, got {count}; features='linear' needs fewer"
+        )
+    if settings.backbone is None and X.shape[1] <= WIDE:  # pixels may be constant
+        linear.check_varying(X, W)
+    instruments = own if W is None else np.column_stack([own, W])
+    parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
+    scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}
+    data = Data(*(scaled(part, scales[name]) for name, part in parts.items()))
+    seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
+    with one_thread():
+        trained, tried, split, held = train(settings, data, groups, designs, taken, seed)
+        summary = linear_part(X, y, own, W, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
+        summary = diagnosed(summary, trained, tried, data, split, held, len(np.unique(own, axis=0)))
+    return shape | scales | {"members_": trained, "summary_": summary}
+
+
+def iterations(settings: DFIVRegressor) -> int:
+    """Of a member."""
+    return int(settings.max_iter) if settings.max_iter != "auto" else 100 if settings.backbone is None else 300
+
+
+def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
+    sizes, widths, rate = settings.hidden_layer_sizes, settings.n_features, settings.learning_rate
+    if isinstance(widths, str):
+        widths = (8, 32, 48 if len(data.X) > 4000 else 16)
+    if isinstance(rate, str):
+        rate = 0.01 if settings.backbone is None else 0.003
+    d, k, q = (int(width) for width in widths)
+    return Design(
+        inputs=data.X.shape[1],
+        instruments=data.Z.shape[1],
+        controls=0 if data.O is None else data.O.shape[1],
+        treatment="backbone" if settings.backbone is not None else "linear",
+        hidden=(64, 64) if isinstance(sizes, str) else tuple(int(size) for size in sizes),
+        widths=(d, k, q),
+        rule=settings.rule,
+        inner=members.INNER[0],
+        iterations=iterations(settings),
+        batch=min(int(settings.batch_size), rows),
+        learning_rate=float(rate),
+        weight_decay=float(settings.weight_decay),
+        seed=0,
+    )
+
+
+def train(
+    settings: DFIVRegressor,
+    data: Data,
+    groups: np.ndarray,
+    designs: list[Design] | None,
+    taken: Taken | None,
+    seed: int,
+) -> tuple[list[Member], Tried, Split, Tensor]:
+    """Members, the models compared, the first split and the rows held out."""
+    order = np.random.default_rng(seed).permutation(np.unique(groups))
+    count = round(settings.validation_fraction * len(order))
+    if count < HELD or len(order) - count < 2 * HELD:
+        raise ValueError(
+            f"validation_fraction {settings.validation_fraction:g} of {len(order)} rows holds out {count} and leaves "
+            f"{len(order) - count}: expected at least {HELD} held out and {2 * HELD} left for the stages"
+        )
+    held, rest = _rows_of(groups, order[:count]), order[count:]
+
+    def split(pair: int) -> Split:
+        mixed = rest if pair == 0 else np.random.default_rng([seed, pair]).permutation(rest)
+        half = len(mixed) // 2
+        return Split(_rows_of(groups, mixed[:half]), _rows_of(groups, mixed[half:]))
+
+    first = split(0)
+    base = base_design(settings, data, min(len(first.first), len(first.second)))
+    if designs is None:
+        kind = "backbone" if settings.backbone is not None else settings.treatment
+        designs = members.candidates(base, kind, settings.lam_inner)
+    designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
+    total = base.iterations * (len(designs) + settings.members - 1)
+    tick = Ticker(total) if settings.verbose else None
+    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, taken)
+    trials = [best]
+    for k in range(1, settings.members):
+        part = split(k // 2)
+        part = Split(part.second, part.first) if k % 2 else part
+        design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
+        stage_one = None if taken is None else taken[min(k, len(taken) - 1)][0]
+        trials.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
+    if tick is not None:
+        tick.close()
+    return members.pooled(trials, None if taken is None else taken[0][1]), tried, first, held
+
+
+@torch.no_grad()
+def diagnosed(
+    made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
+) -> Summary:
+    """The summary with what the members say on held-out rows, means over them; `values` is the number of different
+    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves, and so is
+    the difference between members, which would else be that of what the controls do. The layers of training are compared by
+    their mean over the controls: what they say of each row apart is noise of the last batches."""
+    rows, before = data.rows(held), data.rows(split.first)
+    R2, shares, effects, curves = [], [], [], []
+    for member in trained:
+        layers = member.layers
+        found, f = layers.phi(member.phi(rows.Z).double()) @ layers.W.T, member.structural(rows.X, rows.O)
+
+        def known(part: Data, member: Member = member) -> Tensor:
+            psi = member.layers.psi(member.psi(part.X).double())
+            return torch.cat([psi, member.structural(part.X, part.O)[:, None]], 1)
+
+        target = known(rows)
+        by_controls = target.mean(0)
+        if member.xi is not None and rows.O is not None and before.O is not None:
+            xi = evaluation.scale_of(member.xi(before.O).double())
+            C, c = evaluation.fit(xi(member.xi(before.O).double()), known(before), evaluation.BETA_1)
+            by_controls = xi(member.xi(rows.O).double()) @ C.T + c
+        beyond, target = target - by_controls, target[:, :-1]
+        left = beyond.square().mean(0).clamp(min=1e-30)
+        R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-1])
+        R2[-1][left[:-1] <= 1e-12] = 0.0
+        shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
+        effects.append((beyond[:, -1] - beyond[:, -1].mean()).numpy())
+        curves.append([member.curve(rows.X, rows.O, of).numpy() for of in (member.online, member.again)])
+    first = trained[0]
+    told = {0.0: "layers of training"}.get(first.ridge, f"re-estimated layers, ridge {first.ridge:g} a row")
+    return deep_part(
+        made,
+        stages=(len(split.first), len(split.second), len(held)),
+        feature_r2=torch.stack(R2).mean(0).numpy(),
+        identified=float(np.mean(shares)),
+        effects=effects,
+        curves=curves,
+        outcome=rows.y[:, 0].numpy(),
+        outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
+        controlled=rows.O is not None,
+        values=values,
+        tried=[(_told(design), loss) for design, loss in tried],
+        used=f"{_told(first.design)}, {told}; {len(trained)} members",
+    )
+
+
+def _told(design: Design) -> str:
+    kind = {"linear": "linear treatment", "deep": "deep treatment", "backbone": "the given backbone"}[design.treatment]
+    return kind if design.rule == "ridge" else f"{kind}, inner lambda {design.inner:g}"
+
+
+def _nothing_linear(n: int) -> Summary:
+    return Summary("deep", n, (0, 0, 0), [], math.nan, math.nan, (0, 0), [], math.nan, math.nan, None, None, [])
+
+
+def _rows_of(groups: np.ndarray, chosen: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(np.isin(groups, chosen)))

@@ -1,0 +1,278 @@
+"""One pair of networks and layers of `DFIVRegressor`: how it is built, trained and chosen.
+
+Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
+the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges, the
+same for all members; the ridge of stage one by its own loss on these rows). Of those that are as good as the best, by
+`evaluation.as_good`, the simplest is taken: what the loss cannot see should not decide.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+
+from ..solver.lambdas import per_sample, relative
+from ..solver.rules import Kalman, Proximal
+from . import DFIV, Data, Layers, Rules, Split, evaluation, networks, reestimated, train
+from .evaluation import Scale
+
+FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
+# Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
+RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
+INNER = (1e-2, 1.0)  # lambda_12, relative to the features
+LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
+BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
+FORGET = 0.99
+HOLD_OUT = 0.15
+Taken = list[tuple[Union[float, None], float]]  # ridges of the stages, of every member
+DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
+
+
+@dataclass(frozen=True)
+class Design:
+    """Everything about a member but its weights; plain numbers and texts."""
+
+    inputs: int  # columns of the treatment, the instruments (controls among them) and the controls
+    instruments: int
+    controls: int
+    treatment: str  # "linear", "deep" or "backbone"
+    hidden: tuple[int, ...]
+    widths: tuple[int, int, int]  # features of psi, phi and xi beside their inputs
+    rule: str
+    inner: float
+    iterations: int
+    batch: int
+    learning_rate: float
+    weight_decay: float
+    seed: int
+
+
+@dataclass
+class Member:
+    """Trained networks, the layers that predict, and those of training."""
+
+    design: Design
+    psi: nn.Module
+    phi: nn.Module
+    xi: nn.Module | None
+    layers: Layers
+    online: Layers
+    ridge: float  # a row; 0 for the layers of training
+    losses: Tensor  # of the outcome given instruments, on held-out rows
+    first: float | None = None  # ridge of stage one, a row; None in files of format 1
+    again: Layers | None = None  # the best re-estimated layers, also where those of training predict; not saved
+
+    def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
+        """The structural function, differentiable in x."""
+        xi = None if self.xi is None or o is None else self.xi(o).double()
+        return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
+
+    def curve(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
+        """The structural function at each row of x, averaged over the controls o (it is linear in xi), less its mean."""
+        xi = None if self.xi is None or o is None else evaluation.outputs(self.xi, o).mean(0).expand(len(x), -1)
+        found = (layers or self.layers).structural(evaluation.outputs(self.psi, x), xi)[:, 0]
+        return found - found.mean()
+
+    def averaged(self, x: Tensor, o: Tensor) -> Tensor:
+        """The structural function at each row of o, averaged over x: it is linear in psi."""
+        assert self.xi is not None
+        psi = evaluation.outputs(self.psi, x).mean(0)
+        return self.layers.structural(psi.expand(len(o), -1), evaluation.outputs(self.xi, o))[:, 0]
+
+    def expected(self, z: Tensor, o: Tensor | None) -> Tensor:
+        """The outcome given instruments."""
+        xi = None if self.xi is None or o is None else self.xi(o).double()
+        return self.layers.expected(self.phi(z).double(), xi)[:, 0]
+
+    # ---- Files -----------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is learned, by name."""
+        found = {"losses": self.losses}
+        for name, net in (("psi", self.psi), ("phi", self.phi), ("xi", self.xi)):
+            if net is not None:
+                found |= {f"{name}.{key}": value for key, value in net.state_dict().items()}
+        for name, layers in (("layers", self.layers), ("online", self.online)):
+            for field in fields(Layers):
+                value = getattr(layers, field.name)
+                if isinstance(value, Scale):
+                    found |= {f"{name}.{field.name}.mean": value.mean, f"{name}.{field.name}.scale": value.scale}
+                elif value is not None:
+                    found[f"{name}.{field.name}"] = value
+        return {key: value.detach().cpu().contiguous().clone() for key, value in found.items()}
+
+    @staticmethod
+    def rebuilt(
+        design: Design, tensors: dict[str, Tensor], ridge: float, first: float | None, backbone: nn.Module | None
+    ) -> Member:
+        psi, phi, xi, _ = build(design, backbone)
+        for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
+            if net is not None:
+                own = {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{name}.")}
+                net.load_state_dict(own)
+
+        def layers(name: str) -> Layers:
+            values: dict[str, Any] = {}
+            for field in fields(Layers):
+                key = f"{name}.{field.name}"
+                if f"{key}.mean" in tensors:
+                    values[field.name] = Scale(tensors[f"{key}.mean"], tensors[f"{key}.scale"])
+                else:
+                    values[field.name] = tensors.get(key)
+            return Layers(**values)
+
+        return Member(design, psi, phi, xi, layers("layers"), layers("online"), ridge, tensors["losses"], first)
+
+
+def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Module, nn.Module | None, list[int]]:
+    """The networks of a design with fresh weights, and the numbers of their features."""
+    g = torch.Generator().manual_seed(design.seed)
+    d, k, q = design.widths
+    if design.treatment == "backbone":
+        assert backbone is not None
+        psi = copy.deepcopy(backbone)
+        with torch.no_grad():
+            shape = psi(torch.zeros(2, design.inputs)).shape
+        if len(shape) != 2:
+            raise ValueError(f"backbone must give features (rows, features), got shape {tuple(shape)} for 2 rows")
+        treated = psi, int(shape[1])
+    elif design.treatment == "linear":
+        treated = nn.Identity(), design.inputs
+    else:
+        treated = networks.beside([design.inputs, *design.hidden, d], g)
+    made = [treated, networks.beside([design.instruments, *design.hidden, k], g)]
+    if design.controls:
+        made.append(networks.beside([design.controls, *design.hidden, q], g))
+    nets = [net for net, _ in made]
+    return nets[0], nets[1], nets[2] if design.controls else None, [width for _, width in made]
+
+
+def _rules(design: Design) -> Rules:
+    inner = relative(design.inner)
+    if design.rule == "ridge":
+        return Rules.ridge(relative(0.1), relative(0.1))
+    if design.rule == "kalman":
+        return Rules(Kalman(FORGET), Proximal(inner), Kalman(FORGET))
+    lam_2 = BACKBONE_LAM_2 if design.treatment == "backbone" else LAM_2
+    return Rules.proximal(relative(LAM_1), relative(lam_2), inner)
+
+
+def fitted(
+    design: Design,
+    data: Data,
+    split: Split,
+    held: Tensor,
+    backbone: nn.Module | None,
+    tick: Callable[[], None] | None = None,
+    first: float | None = None,
+) -> Trial:
+    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one where it is chosen."""
+    psi, phi, xi, widths = build(design, backbone)
+    image = design.treatment == "backbone"
+    model = DFIV(
+        psi,
+        phi,
+        xi,
+        widths=widths,
+        rules=_rules(design),
+        lr=design.learning_rate,
+        weight_decay=design.weight_decay,
+        T1=BACKBONE_T1 if image else 2,
+        covariate_steps=4 if design.controls else 0,
+        order="solve",
+        generator=torch.Generator().manual_seed(design.seed + 1),
+    )
+    train(
+        model,
+        data,
+        split,
+        iterations=design.iterations,
+        batch_size=design.batch,
+        lr=design.learning_rate,
+        fresh=not image,
+        seed=design.seed,
+        after=None if tick is None else lambda _: tick(),
+    )
+    for net in model.modules():
+        net.eval().requires_grad_(False)
+    rows = data.rows(held)
+    if not all(bool(value.isfinite().all()) for net in model.modules() for value in net.state_dict().values()):
+        raise ValueError(DIVERGED)
+    made = [
+        evaluation.outputs(net, part)
+        for net, part in ((psi, data.X), (phi, data.Z), (xi, data.O))
+        if net and part is not None
+    ]
+    if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in made):
+        raise ValueError(DIVERGED)
+    online = evaluation.online(model)
+    # strong ridges leave the linear model, not zero
+    free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
+
+    def again(one: float, two: float) -> Layers:
+        return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
+
+    if first is None:
+        told = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST]
+        first = FIRST[evaluation.as_good(told).index(True)]
+    found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
+    losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
+    if not any(bool(loss.mean() < torch.inf) for loss in losses):
+        raise ValueError(DIVERGED)
+    return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), found, losses)
+
+
+@dataclass
+class Trial:
+    """Trained networks with every pair of layers that may be taken, and the losses of each on the held-out rows."""
+
+    member: Member
+    found: list[tuple[float, Layers]]
+    losses: list[Tensor]
+
+    def taking(self, at: int) -> Member:
+        """The member that predicts with the layers `at`."""
+        told = evaluation.as_good(self.losses[:-1]).index(True)  # of those that are re-estimated
+        ridge, layers = self.found[at]
+        return replace(self.member, layers=layers, ridge=ridge, losses=self.losses[at], again=self.found[told][1])
+
+
+def pooled(trials: list[Trial], ridge: float | None = None) -> list[Member]:
+    """One choice of layers for all: by the mean of their losses, row by row. Each by itself would follow its own noise.
+    `ridge` is given where it has been chosen before (0 for the layers of training)."""
+    if ridge is not None:
+        at = [value for value, _ in trials[0].found].index(ridge)
+        return [trial.taking(at) for trial in trials]
+    at = evaluation.as_good([torch.stack(losses).mean(0) for losses in zip(*(t.losses for t in trials))]).index(True)
+    return [trial.taking(at) for trial in trials]
+
+
+def chosen(
+    designs: list[Design],
+    data: Data,
+    split: Split,
+    held: Tensor,
+    backbone: nn.Module | None,
+    tick: Callable[[], None] | None = None,
+    taken: Taken | None = None,
+) -> tuple[Trial, list[tuple[Design, float]]]:
+    """The best of several designs, given from simple to complex, and the losses of all."""
+    first, ridge = (None, None) if taken is None else taken[0]
+    trials = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
+    losses = [pooled([trial], ridge)[0].losses for trial in trials]
+    best = trials[evaluation.as_good(losses).index(True)]
+    return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
+
+
+def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
+    """What "auto" compares, from simple to complex."""
+    treatments = ("linear", "deep") if treatment == "auto" else (treatment,)
+    values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
+    if base.rule == "ridge":
+        values = values[:1]  # it has no lambda inside stage two
+    return [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]

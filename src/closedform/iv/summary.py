@@ -1,0 +1,222 @@
+"""What a fitted `DFIVRegressor` has to say about its data: how strong the instruments are, and what cannot be known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import linear
+
+GAP = 0.1  # of the variance of what the treatment does
+APART = 0.1  # of the same
+FEW = 10  # different instruments
+LITTLE = 0.01  # of the variance of the outcome: what the treatment does counts as no less
+IDENTIFIED = 0.1  # of the variance of the structural function
+MOVED = 0.3  # of that and of a learned feature: instruments that tell so much on held-out rows are not weak
+
+BLIND = (
+    "Models were compared by how well they predict the outcome given the instruments, on held-out rows. That loss cannot "
+    "see any function g with E[g(X)|Z] = 0: such a g may be added to the structural function without a trace in the data."
+)
+
+
+@dataclass
+class Summary:
+    """Printed by `str`; `warnings` lists what should give pause."""
+
+    kind: str  # "linear" or "deep"
+    rows: int
+    stages: tuple[int, int, int]  # rows of stage one, of stage two, held out
+    treatments: list[str]
+    first_stage_f: float
+    first_stage_p: float
+    degrees: tuple[int, int]
+    partial_r2: list[float]
+    anderson_rubin_f: float
+    anderson_rubin_p: float
+    two_stage: list[float] | None  # coefficients of the linear model, None where it is not identified
+    two_stage_error: list[float] | None
+    ordinary: list[float]
+    feature_r2: list[float] = field(default_factory=list)  # of the treatment's features, on held-out rows
+    identified: float | None = None  # share of the structural function's variance that the instruments move
+    gap: float | None = None  # mean squared difference of online and re-estimated mean effects, over their variance
+    outcome_r2: float | None = None  # of the outcome given instruments, on held-out rows
+    tried: list[tuple[str, float]] = field(default_factory=list)  # models compared, and their losses
+    used: str = ""
+    warnings: list[str] = field(default_factory=list)
+    cragg_donald: float = math.nan  # F of the combination of treatments that the instruments move least
+    controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
+    disagreement: float | None = None  # variance between the members' effects over that of their mean
+    values: int | None = None  # different instruments
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _linear_lines(self) -> list[str]:
+        lines = [
+            "Linear part (controls taken out)",
+            f"  first-stage F({self.degrees[0]}, {self.degrees[1]})  {self.first_stage_f:.2f}, p = {self.first_stage_p:.2g} "
+            "(equal variances)",
+        ]
+        if len(self.treatments) > 1:
+            lines.append(f"  Cragg-Donald F of the treatments together  {self.cragg_donald:.2f}")
+        for at, name in enumerate(self.treatments):
+            lines.append(f"  {name}: partial R2 of the instruments {self.partial_r2[at]:.4f}")
+            ordinary = f"ordinary least squares {self.ordinary[at]:.4f}"
+            if self.two_stage is not None and self.two_stage_error is not None:
+                low, high = (self.two_stage[at] + sign * 1.96 * self.two_stage_error[at] for sign in (-1, 1))
+                lines.append(
+                    f"  {name}: two-stage least squares {self.two_stage[at]:.4f} (95 % {low:.4f} to {high:.4f}); {ordinary}"
+                )
+            else:
+                lines.append(f"  {name}: {ordinary}; two-stage least squares is not identified")
+        lines.append(
+            f"  Anderson-Rubin test of no effect: F = {self.anderson_rubin_f:.2f}, p = {self.anderson_rubin_p:.3g} "
+            "(robust, and valid however weak the instruments)"
+        )
+        return lines
+
+    @property
+    def beyond(self) -> str:
+        return ", beyond the controls" if self.controlled else ""
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> Summary:
+        made = Summary(**plain)
+        made.stages, made.degrees = tuple(made.stages), tuple(made.degrees)  # pyright: ignore[reportAttributeAccessIssue]
+        made.tried = [(str(name), float(loss)) for name, loss in made.tried]
+        return made
+
+    def __str__(self) -> str:
+        first, second, held = self.stages
+        lines = [
+            f"{'Linear' if self.kind == 'linear' else 'Deep feature'} instrumental variables: {self.rows:,} rows"
+            + (
+                ""
+                if self.kind == "linear"
+                else f" ({first:,} in stage one, {second:,} in stage two, {held:,} held out)"
+            ),
+            "",
+            *(
+                self._linear_lines()
+                if self.treatments
+                else ["Linear part left out: the treatment has too many columns"]
+            ),
+        ]
+        if self.kind == "deep":
+            told = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
+            lines += ["", "Learned features (held-out rows)"]
+            lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {told}")
+            lines.append(f"  outcome given instruments and controls: R2 {self.outcome_r2:.3f}")
+            moved = f"{self.identified:.0%} of the variance{self.beyond}"
+            lines.append(f"  of the estimated structural function the instruments move {moved}")
+            if self.disagreement is not None:
+                lines.append(f"  members: {self.disagreement:.1%} of what the treatment does apart{self.beyond}")
+            lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the mean effect's variance apart")
+            lines.append(f"  model: {self.used}")
+            lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
+            lines += ["", BLIND]
+        lines += [f"\nWarning: {text}" for text in self.warnings]
+        return "\n".join(lines)
+
+
+def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None, names: list[str]) -> Summary:
+    """The diagnostics of the linear model, which every fit has; with warnings."""
+    first = linear.first_stage(X, Z, W)
+    test = linear.anderson_rubin(X, y, Z, W, robust=True)
+    ordinary = linear.ordinary(X, y, W).tolist()
+    try:
+        fit = linear.two_stage(X, y, Z, W)
+        coefficients, errors = fit.coef.tolist(), fit.std_error.tolist()
+    except ValueError:
+        coefficients = errors = None
+    made = Summary(
+        "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_r2.tolist(),
+        test.F, test.p, coefficients, errors, ordinary, cragg_donald=first.cragg_donald,
+    )  # fmt: skip
+    if X.shape[1] > 1 and first.cragg_donald < linear.WEAK <= first.F:
+        made.warnings.append(
+            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each "
+            "treatment is moved well enough, but they are moved together; some combination of the coefficients of a linear "
+            "model is hardly identified."
+        )
+    if first.F < linear.WEAK:
+        made.warnings.append(
+            f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
+            "towards ordinary least squares, and its interval is too short; the Anderson-Rubin test still holds."
+        )
+    if coefficients is None:
+        made.warnings.append(
+            "the instruments do not identify a linear model (too few of them, or they move the treatments together)."
+        )
+    return made
+
+
+def deep_part(
+    made: Summary,
+    *,
+    stages: tuple[int, int, int],
+    feature_r2: np.ndarray,
+    identified: float,
+    effects: list[np.ndarray],
+    curves: list[list[np.ndarray]],
+    outcome: np.ndarray,
+    outcome_expected: np.ndarray,
+    controlled: bool,
+    values: int,
+    tried: list[tuple[str, float]],
+    used: str,
+) -> Summary:
+    """Adds what the learned features say, and its warnings. `effects` are the members' predictions on held-out rows with
+    the part of the controls taken out, and `curves` those averaged over the controls, by the layers of training and by
+    re-estimated ones; `identified` is a mean over the members, `values` the number of distinct instruments."""
+    made.kind, made.stages, made.tried, made.used, made.controlled = "deep", stages, tried, used, controlled
+    made.feature_r2, made.identified = feature_r2.tolist(), identified
+    little = LITTLE * float(outcome.var())
+    made.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
+    made.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
+    moved = max(made.feature_r2, default=0.0)
+    if made.treatments and made.first_stage_f < linear.WEAK:
+        made.warnings = [text for text in made.warnings if not text.startswith("weak instruments")]
+        if min(identified, moved) >= MOVED:
+            made.warnings.append(
+                "a straight line through the instruments says little of the treatment (first-stage F "
+                f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. "
+                f"The learned features are another matter: the instruments tell up to {moved:.0%} of their variance."
+            )
+        else:
+            made.warnings.append(
+                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned "
+                f"features find little more (R2 at most {max(moved, 0.0):.2f} on held-out rows). Two-stage least squares "
+                "leans towards ordinary least squares, the deep fit (which splits the rows) is spread widely, and intervals "
+                "are too short; the Anderson-Rubin test still holds."
+            )
+    if len(effects) > 1:
+        together = np.stack(effects)
+        made.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), little)
+        if not made.disagreement <= APART:
+            made.warnings.append(
+                f"the members, fitted to exchanged halves, differ by {made.disagreement:.0%} of the variance of what "
+                f"the treatment does{made.beyond}: the estimate depends on the split of the rows; do not trust its shape."
+            )
+    if not made.gap <= GAP:
+        mean = " on average over the controls" if controlled else ""
+        made.warnings.append(
+            f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the variance of what the treatment "
+            f"does{mean}: the layers are badly determined; more rows or fewer features may help."
+        )
+    if not made.identified >= IDENTIFIED:
+        made.warnings.append(
+            f"ill-posed: the instruments move only {made.identified:.0%} of the variance of the estimated structural "
+            f"function{made.beyond}. The rest of its shape rests on smoothness (the ridge), not on data."
+        )
+    made.values = values
+    if values <= FEW:
+        made.warnings.append(
+            f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
+            "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
+        )
+    return made

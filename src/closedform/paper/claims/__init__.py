@@ -1,0 +1,1 @@
+"""The sentences of the paper as checks on results."""

@@ -1,0 +1,194 @@
+"""The paper's sentences about Burgers' equation, each as a check on a table of results (see `experiments.claims`).
+
+Two rules give an error for each method:
+
+* *late*: the setting with the least validation error over the last fifth of training, and the mean test error over that
+  fifth, on the training grid;
+* *at the end*: the setting with the least validation error after the last step, and the test error on all points there. The
+  paper chooses so; but one step is one draw of a curve that may have spikes, which the paper smooths for its figures.
+
+Where more seeds were run at the settings alone that the first ones had chosen, both rules have only those settings left, and
+the second is another measurement of the same models.
+
+A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
+soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
+or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. The paper gives
+no number for its words; the ones taken for them are constants here. A comparison that the results do not hold is left out,
+and a batch size of the paper's that is missing is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..experiments import fno as experiment
+from ..report import panels, text
+from ..sweeps import results
+from .checks import Check
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EFFECTIVE = 1.5  # at most half as much again as the best of the paper's methods
+FAILS = 3.0  # three times the error of the best of the others is a failure
+SIMILAR = 1.25  # within a quarter of each other; more than that is better or worse
+PAPER = ("l2", "ridge", "proximal")
+SOLVED = ("ridge", "proximal", "kalman")
+
+
+@dataclass(frozen=True)
+class Sooner:
+    """`times` fewer steps (0: never there), and whether the two are more than one measurement apart."""
+
+    times: float
+    clear: bool
+
+
+class Errors:
+    """Errors at the best settings, as means over the seeds (`final`) and seed by seed (`seeds`), and how soon they are
+    reached; by the second rule if `at_end`."""
+
+    def __init__(self, table: pd.DataFrame, at_end: bool = False):
+        self.optimizers = [o for o in experiment.OPTIMIZERS if o in set(table["optimizer"])]
+        columns = ["optimizer", "batch_size", "method"]
+        told = [*columns, *experiment.SETTINGS]
+        last = table.groupby([*told, "seed"], dropna=False, observed=True)["step"].transform("max")
+        measured = table.loc[table["step"] == last] if at_end else table
+        metric = "fine" if at_end else "test"
+        runs = results.finished(measured, told, select="validation", metric=metric, late=not at_end)
+        self.final: dict[str, dict[int, dict[str, float]]] = {}
+        self.seeds: dict[tuple[str, int, str], dict[int, float]] = {}
+        self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
+        for row in panels.each(results.best(runs, columns, experiment.SETTINGS, failed=experiment.FAILED)):
+            optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
+            self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
+            own = results.rows_of(runs, row, told).sort_values("seed")
+            self.seeds[optimizer, size, method] = dict(zip(map(int, own["seed"]), map(float, own["final"])))
+            self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, told), "test")
+
+    def ratios(self, optimizer: str, one: str, others: Sequence[str], sizes: Sequence[int]) -> dict[int, float]:
+        """The error of `one` over the least of `others` by batch size, where all are there."""
+        return {
+            size: row[one] / min(row[other] for other in others) if math.isfinite(row[one]) else math.inf
+            for size, row in self.final[optimizer].items()
+            if size in sizes and {one, *others} <= set(row)
+        }
+
+    def sooner(self, optimizer: str, method: str) -> dict[int, Sooner]:
+        """How many times fewer steps `method` takes to the error with which l2 ends (its mean over the last fifth), each
+        counted to the first measurement that is no larger."""
+        found = {}
+        for size in self.final[optimizer]:
+            if (optimizer, size, "l2") not in self.curves or (optimizer, size, method) not in self.curves:
+                continue
+            learned, own = self.curves[optimizer, size, "l2"], self.curves[optimizer, size, method]
+            late = learned["step"] > (1 - results.LAST) * learned["step"].max()
+            end = learned.loc[late, "mean"].mean()
+            first, there = (curve.loc[curve["mean"] <= end, "step"] for curve in (learned, own))
+            if there.empty or not math.isfinite(end):
+                found[size] = Sooner(0.0, False)
+                continue
+            between = learned["step"].gt(there.min()) & learned["step"].lt(first.min())
+            found[size] = Sooner(float(first.min() / there.min()), bool(between.any()))
+        return found
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    claim: str
+    what: str
+    figures: str
+    holds: bool
+    beyond: bool = False
+
+
+def _at(sizes: Sequence[int], asked: Sequence[int]) -> str:
+    """
+    >>> _at([8, 32], [2, 8, 32]), _at([2], [2])
+    ('at batch size 8 and 32 (2 was not run)', 'at batch size 2')
+    """
+    missing = [str(size) for size in asked if size not in sizes]
+    left = f" ({text.listed(missing)} {'was' if len(missing) == 1 else 'were'} not run)" if missing else ""
+    return f"at batch size {text.listed(list(map(str, sizes)))}{left}"
+
+
+def _compared(
+    errors: Errors,
+    claim: str,
+    one: str,
+    others: Sequence[str],
+    holds: Callable[[float], bool],
+    sizes: Sequence[int],
+    optimizer: str,
+    beyond: bool = False,
+) -> list[_Verdict]:
+    """The verdict about `one` over the best of `others` at those of `sizes` that are there."""
+    ratios = errors.ratios(optimizer, one, others, sizes)
+    if not ratios:
+        return []
+    what = f"{one} / {'best of ' if len(others) > 1 else ''}{text.listed(list(others))}"
+    figures = ", ".join(f"{size}: {ratio:.2f}" for size, ratio in ratios.items())
+    claim = f"{optimizer}: {claim} {_at(list(ratios), sizes)}"
+    return [_Verdict(claim, what, figures, all(map(holds, ratios.values())), beyond)]
+
+
+def _similar(ratio: float) -> bool:
+    return 1 / SIMILAR <= ratio <= SIMILAR
+
+
+def _verdicts(errors: Errors) -> list[_Verdict]:
+    every = experiment.BATCH_SIZES
+    found = []
+    for o in errors.optimizers:
+        found += _compared(errors, "proximal is effective", "proximal", PAPER, lambda r: r <= EFFECTIVE, every, o)
+    for o in errors.optimizers:
+        found += _compared(errors, "ridge fails", "ridge", ("l2", "proximal"), lambda r: r > FAILS, [2], o)
+        against = ("ridge", ("proximal",))
+        if o == "sgd":
+            found += _compared(errors, "ridge is outperformed by proximal", *against, lambda r: r > SIMILAR, [8, 32], o)
+        large = [128] if o == "sgd" else [8, 32, 128]
+        found += _compared(errors, "ridge is similar to proximal", *against, _similar, large, o)
+    for o in errors.optimizers:
+        claim = "kalman is no worse than proximal"
+        found += _compared(errors, claim, "kalman", ("proximal",), lambda r: r <= SIMILAR, every, o, beyond=True)
+    return found
+
+
+def _sooner(errors: Errors) -> list[_Verdict]:
+    found = []
+    for o in errors.optimizers:
+        for method in SOLVED:
+            if ratios := errors.sooner(o, method):
+                figures = ", ".join(
+                    f"{size}: {r.times:.1f}{' (too near to tell)' if r.times > 1 and not r.clear else ''}"
+                    for size, r in ratios.items()
+                )
+                at = _at(list(ratios), experiment.BATCH_SIZES)
+                claim = f"{o}: {method} reaches the final error of l2 in fewer steps {at}"
+                holds = all(r.clear for r in ratios.values())
+                found.append(_Verdict(claim, "l2's steps / its own (0: never)", figures, holds, method == "kalman"))
+    return found
+
+
+def check(folder: Path) -> list[Check]:
+    """Every check that the results of the folder can answer."""
+    table = results.load(folder)
+    if missing := [c for c in ("fine", "test", "validation", *experiment.SETTINGS) if c not in table]:
+        raise ValueError(f"{folder} does not hold results of Burgers' equation: there is no column {missing[0]!r}")
+    errors = Errors(table)
+    ends = {verdict.claim: verdict for verdict in _verdicts(Errors(table, at_end=True))}
+    found = []
+    for late in (*_verdicts(errors), *_sooner(errors)):
+        figures = f"{late.what}: {late.figures}"
+        if late.claim in ends:
+            end = ends[late.claim]
+            turned = "" if late.holds == end.holds else f", by which it {'holds' if end.holds else 'does not hold'}"
+            figures += f"; by the end alone {end.figures}{turned}"
+        found.append(Check(late.claim, figures, late.holds, late.beyond))
+    if not found:
+        raise ValueError(f"{folder} does not hold two methods at one batch size, so there is nothing to compare")
+    return found

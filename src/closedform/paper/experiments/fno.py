@@ -1,0 +1,297 @@
+"""The paper's second experiment: the solution of Burgers' equation at time 1 from that at time 0, by a Fourier neural
+operator whose last layer is shared over space.
+
+The set-up is the paper's (appendix "Experimental Details"): 2,048 samples on 8,192 points, 1448/200/400; training on every
+32nd point; 4 blocks of width 128 with 16 modes; SGD with Nesterov momentum 0.9 from a last layer of zeros or Adam from a
+LeCun one, 100 epochs at a constant rate; batch sizes 2 to 128; its grids of learning rate, lambda and beta; the best setting
+by the validation error at the end (here: over the last fifth of training, which is less of a draw, and the test error is
+the mean over the same fifth). Learning rates refer to the mean squared error over samples and points; the fields are not
+scaled. A batch of B is 256 B rows for the last layer.
+
+Beyond the paper: the Kalman filter, at the same constant rates.
+
+All models of one optimizer, batch size and seed are trained as one stack (`closedform.stack.models`). Errors on the
+training grid are taken along the way, those on all points (super-resolution) at the end alone: over the last fifth they
+would be a third more work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import __version__
+from ...stack import loop
+from ...stack.models import Stack
+from ..data import burgers
+from ..models.fno import FNO1d
+from ..report.spec import Curves, Experiment, Method, Sensitivity
+from ..sweeps import grid
+from . import fno_samples, stacks
+from .fno_models import SETTINGS, Model, models
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_SIZES = (2, 8, 32, 128)
+OPTIMIZERS = ("sgd", "adam")
+EPOCHS, SEEDS = 100, 3
+BLOCKS, MARKS = 4, 25
+FAILED = 0.1  # a validation error, where the solutions' variance is 0.23: hardly better than a guess of the mean
+FULL = {"samples": burgers.SAMPLES, "points": burgers.POINTS, "stride": 32, "width": 128, "modes": 16}
+QUICK = {"samples": 320, "points": 1024, "stride": 16, "width": 48, "modes": 16}
+
+OPENING = (
+    "Burgers' equation: the solution at time 1 from the initial condition, by a Fourier neural operator. Every method\n"
+    "trains the same network; its last layer, which all points in space share, is learned (l2) or solved at every step\n"
+    "(ridge, proximal, Kalman). The table shows each method's test error at the setting with the least validation error,\n"
+    "both as means over the last fifth of training. Ctrl-C stops, the same command goes on."
+)
+
+METHODS = (
+    Method("l2", "l2", "#6b7280"),
+    Method("ridge", "ridge", "#c2410c"),
+    Method("proximal", "proximal", "#1d4ed8"),
+    Method("kalman", "Kalman", "#059669", ours=True),
+)
+
+finished = stacks.finished
+
+
+def jobs(
+    optimizers: Sequence[str],
+    batch_sizes: Sequence[int],
+    *,
+    size: str = "full",
+    epochs: int = EPOCHS,
+    seeds: int = SEEDS,
+    tf32: bool = False,
+    **sizes: int,
+) -> list[dict[str, Any]]:
+    """One configuration a stack, the most telling first: large batches before batches of 2, which take longest.
+
+    sizes: changes of `samples`, `points`, `stride`, `width` and `modes`."""
+    shape = (QUICK if size == "quick" else FULL) | sizes
+    training = round(shape["samples"] * burgers.SPLIT[0] / burgers.SAMPLES)
+    if max(batch_sizes) > training:
+        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} samples")
+    if shape["points"] % shape["stride"] or shape["points"] // shape["stride"] < 2:
+        raise ValueError(f"every {shape['stride']}th of {shape['points']} points is no grid: expected a divisor")
+    shared = shape | {"size": size, "epochs": epochs, "tf32": tf32, "seeds": 1, "only": ""}
+    order = [b for b in (32, 128, 8) if b in batch_sizes]
+    order += sorted((b for b in batch_sizes if b not in order), reverse=True)
+    late = [b for b in order if b < 8]
+    made = [
+        shared | {"optimizer": optimizer, "batch_size": batch_size, "first_seed": seed}
+        for sizes_now in ([b for b in order if b not in late], late)
+        for optimizer in optimizers
+        for seed in range(seeds)
+        for batch_size in sizes_now
+    ]
+    # results of other models must not be taken for these
+    return [config | {"grid": _fingerprint(config)} for config in made]
+
+
+def _fingerprint(config: dict[str, Any]) -> str:
+    told = repr((BLOCKS, models(config["optimizer"], config["size"])))
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def _models(config: dict[str, Any]) -> list[Model]:
+    return stacks.chosen(config, models(config["optimizer"], config["size"]))
+
+
+name = stacks.name
+
+
+def work(config: dict[str, Any]) -> float:
+    """How long a stack takes, in units of its own: steps, which cost something whatever their size, and samples."""
+    count = len(_models(config)) * config["seeds"]
+    return count * config["epochs"] * config["samples"] * (1 + 3 / config["batch_size"])
+
+
+@lru_cache(maxsize=2)
+def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, loop.Data]:
+    def told(done: int, total: int) -> None:
+        print(f"Made the data of {done:,} of {total:,} samples.", file=sys.stderr, flush=True)
+
+    splits = [burgers.load(seed, samples=samples, points=points, device=device, progress=told) for seed in seeds]
+
+    def fields(part: str, every: int) -> loop.Data:
+        sides = ([getattr(split, f"{side}_{part}")[:, ::every] for split in splits] for side in "xy")
+        return loop.Data(*(torch.stack(side).unsqueeze(3).contiguous() for side in sides))
+
+    parts = {part: fields(part, stride) for part in ("train", "validation", "test")}
+    return parts | {"fine": fields("test", 1)}
+
+
+def _of(config: dict[str, Any], device: str) -> dict[str, loop.Data]:
+    return _data(stacks.seeds(config), *(config[key] for key in ("samples", "points", "stride")), device)
+
+
+def backbone(seed: int, width: int, modes: int) -> FNO1d:
+    """The network of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FNO1d(width, modes, BLOCKS)
+
+
+def train(
+    config: dict[str, Any],
+    *,
+    folder: Path,
+    device: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """Train the stack of one configuration; the rows are all its models at all marks. `folder` is for its checkpoint, and
+    for what its best models say of a few test samples."""
+    seeds = stacks.seeds(config)
+    data = _of(config, device)
+    chosen = _models(config)
+    stack = Stack(
+        [backbone(seed, config["width"], config["modes"]) for seed in seeds],
+        [model.candidate() for model in chosen],
+        1,
+        batch_size=config["batch_size"],
+        total=data["train"].X.shape[1] // config["batch_size"] * config["epochs"],
+        seeds=seeds,
+        optimizer=config["optimizer"],
+        tf32=config["tf32"],
+        device=device,
+    )
+    stack.feed(*data["train"])
+    history = loop.train(
+        stack,
+        loop.on({part: data[part] for part in ("validation", "test")}),
+        at=loop.marks(stack.total, MARKS),
+        at_end=loop.on({"fine": data["fine"]}),
+        checkpoint=stacks.checkpoint(folder, config),
+        every_s=120.0,  # nearly a gigabyte at full size
+        name=grid.digest(config, __version__),
+        progress=progress,
+    )
+    if seeds[0] == 0:
+        fno_samples.save(folder, config, stack, history, chosen, data["fine"])
+    return stacks.tidy(history, chosen, seeds, SETTINGS, device)
+
+
+def run(
+    out: Path,
+    configs: list[dict[str, Any]],
+    *,
+    device: str = "cpu",
+    refine: int = 0,
+    progress: Callable[[dict[str, Any], int, int], None] | None = None,
+    done: Callable[[int, int, dict[str, Any]], None] | None = None,
+) -> pd.DataFrame:
+    """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
+
+    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    count = 1 + max(config["first_seed"] for config in configs)
+
+    def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
+        if not refine or config["first_seed"]:
+            return []
+        every = models(config["optimizer"], config["size"])
+        return [stacks.refined(config | {"seeds": count}, table, refine, every, SETTINGS, FAILED)]
+
+    same = ("samples", "points", "stride", "width", "modes", "tf32", "size")
+
+    def collect(table: pd.DataFrame) -> pd.DataFrame:
+        fno_samples.gather(out, stacks.alike(configs, out / "parts", same))
+        return table
+
+    return stacks.run(
+        train,
+        out,
+        configs,
+        device=device,
+        prepare=lambda config: _of(config, device),
+        collect=collect,
+        experiment=experiment,
+        same=same,
+        refine=more,
+        progress=progress,
+        done=done,
+    )
+
+
+def _super_resolution(table: pd.DataFrame, points: int, coarse: int) -> str:
+    """How errors on all points compare with those on the training grid, where both were taken: after the last step."""
+    sound = table.loc[table["validation"].lt(FAILED) & table["fine"].lt(float("inf")) & table["test"].gt(0)]
+    if sound.empty:
+        return f"On all {points:,} points no model has an error below {FAILED}."
+    ratios = sound["fine"] / sound["test"]
+    return (
+        f"On all {points:,} points, after the last step, errors are {ratios.min():.2f} to {ratios.max():.2f} times those on "
+        f"the {coarse} ({len(ratios)} models with an error below {FAILED})."
+    )
+
+
+def experiment(table: pd.DataFrame) -> Experiment:
+    """What the report has to know of a table."""
+    first, keys = table.iloc[0], set(table["method"])
+    points, stride, samples = (int(first[key]) for key in ("points", "stride", "samples"))
+    coarse = points // stride
+    shown: dict[str, list] = {"optimizer": list(OPTIMIZERS)}
+    final = (
+        "Test error (mean over the last fifth of training) of the {} rule against {} (in sum units), at the best learning "
+        "rate for each."
+    )
+    starts = {
+        "sgd": "SGD with Nesterov momentum 0.9 from a last layer of zeros",
+        "adam": "Adam from a LeCun last layer",
+    }
+    trained = ", ".join(words for key, words in starts.items() if key in set(table["optimizer"]))
+    grids = {
+        "full": "the paper's grids",
+        "reduced": "twelve settings a method from the paper's grids and between",
+        "quick": "four settings a method",
+    }
+    return Experiment(
+        name="fno",
+        title="Burgers' equation by a Fourier neural operator",
+        text=(
+            f"{samples:,} initial conditions and their solutions at time 1, viscosity 0.1, on {points:,} points, split "
+            f"{burgers.SPLIT[0]}/{burgers.SPLIT[1]}/{burgers.SPLIT[2]}"
+            f"{'' if samples == burgers.SAMPLES else ' in proportion'}; training on one point in {stride} ({coarse}); "
+            f"{BLOCKS} blocks of width {int(first['width'])} with {int(first['modes'])} modes; "
+            f"{int(first['epochs'])} epochs at a constant rate; {trained}; {grids[first['size']]}"
+            f"{'; products of the network in TF32' if first['tf32'] else ''}. The last layer is shared over space, so a "
+            f"batch of B is {coarse} B rows for it.\n\n"
+            f"Errors are those on the {coarse} points of the training grid; the table and the sensitivities show their mean "
+            f"over the last fifth of training. {_super_resolution(table, points, coarse)}"
+        ),
+        metric="test",
+        late=True,
+        select="validation",
+        failed=FAILED,
+        label="test MSE",
+        methods=tuple(method for method in METHODS if method.key in keys),
+        by=("optimizer", "batch_size"),
+        settings=SETTINGS,
+        figures=(
+            Curves(
+                "Learning curves",
+                "Test error at the best setting of each method, chosen by the validation error over the last fifth of "
+                "training.",
+                shown,
+                metric="test",
+                label=f"test MSE on {coarse} points",
+            ),
+            Sensitivity(
+                "How much lambda matters", final.format("proximal", "λ"), "lam", shown | {"method": ["proximal"]}
+            ),
+            Sensitivity("How much beta matters", final.format("ridge", "β"), "beta", shown | {"method": ["ridge"]}),
+        ),
+        where=shown,
+        environment={
+            name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
+        },
+    )

@@ -1,0 +1,84 @@
+"""The models of the experiment on Burgers' equation: the paper's grids, and smaller ones with as many settings a method.
+
+    full      the paper's grid: 12 (SGD) or 6 (Adam) rates for l2; each of them with 9 values of beta (ridge) and of lambda
+              (proximal), and with 4 memories of the Kalman filter
+    reduced   12 settings a method: 12 rates for l2, 3 rates by 4 values for the others
+    quick     4 settings a method: 4 rates, or 2 rates by 2 values
+
+The reduced and the quick grid were fixed before any run at full size, after trials with 362 samples, 64 points, a width of
+64 and a few epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...solver.rules import Kalman, Proximal, Ridge, Rule
+from ...stack.models import Candidate
+
+RATES = {
+    "sgd": (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005),
+    "adam": (0.1, 0.01, 0.005, 0.001, 0.0005, 0.0001),
+}
+LAMBDAS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # and betas
+MEMORIES = (0.5, 0.9, 0.99, 0.999)
+
+REDUCED_L2 = {
+    "sgd": RATES["sgd"],
+    "adam": (0.1, 0.05, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.0005, 0.0003, 0.0002, 0.0001),
+}
+REDUCED_RATES = {"sgd": (1.0, 0.2, 0.05), "adam": (0.005, 0.001, 0.0005)}
+REDUCED_LAMBDAS = (1e-4, 1e-2, 1.0, 100.0)
+
+QUICK_L2 = {"sgd": (0.5, 0.2, 0.1, 0.05), "adam": (0.01, 0.005, 0.001, 0.0005)}
+QUICK_RATES = {"sgd": (0.5, 0.1), "adam": (0.005, 0.001)}
+
+SETTINGS = ("lr", "lam", "beta", "forget")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One candidate with the columns that describe it in the table. The learning rate is constant, as the paper's."""
+
+    method: str
+    lr: float
+    init: str
+    lam: float | None = None
+    beta: float | None = None
+    forget: float | None = None
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.lr, self._rule(), self.init)
+
+    def _rule(self) -> Rule | None:
+        if self.beta is not None:
+            return Ridge(self.beta)
+        if self.forget is not None:
+            return Kalman(self.forget)
+        return None if self.lam is None else Proximal(self.lam)
+
+
+def models(optimizer: str, size: str) -> list[Model]:
+    """The models of one stack."""
+    if size == "full":
+        return _grid(optimizer, RATES[optimizer], RATES[optimizer], LAMBDAS, LAMBDAS, MEMORIES)
+    if size == "reduced":
+        rates = REDUCED_L2[optimizer], REDUCED_RATES[optimizer]
+        return _grid(optimizer, *rates, REDUCED_LAMBDAS, REDUCED_LAMBDAS, MEMORIES)
+    return _grid(optimizer, QUICK_L2[optimizer], QUICK_RATES[optimizer], (1e-2, 1.0), (1e-2, 100.0), (0.9, 0.99))
+
+
+def _grid(
+    optimizer: str,
+    learned: Sequence[float],
+    rates: Sequence[float],
+    betas: Sequence[float],
+    lambdas: Sequence[float],
+    memories: Sequence[float],
+) -> list[Model]:
+    init = "zeros" if optimizer == "sgd" else "lecun"
+    made = [Model("l2", lr, init) for lr in learned]
+    made += [Model("ridge", lr, init, beta=beta) for lr in rates for beta in betas]
+    made += [Model("proximal", lr, init, lam=lam) for lr in rates for lam in lambdas]
+    return made + [Model("kalman", lr, init, forget=forget) for lr in rates for forget in memories]

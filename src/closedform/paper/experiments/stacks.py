@@ -1,0 +1,166 @@
+"""What the experiments that train stacks share: which models a stack has, its table, and a run that can be stopped.
+
+A configuration describes one stack: `optimizer`, `batch_size`, `size` (which grid of models), `epochs`, `first_seed`,
+`seeds`, `only` (the models by their numbers, where the stack does not have all of them), `grid` (a fingerprint of the
+models), and what the data are. Models are dataclasses whose fields are columns of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ... import __version__
+from ...files import claimed
+from ...stack import loop
+from ..report.spec import Experiment
+from ..sweeps import grid, results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Model = TypeVar("Model")
+Config = dict[str, Any]
+
+
+def chosen(config: Config, every: Sequence[Model]) -> list[Model]:
+    """The models of a stack."""
+    return [every[int(k)] for k in config["only"].split(",")] if config["only"] else list(every)
+
+
+def seeds(config: Config) -> range:
+    return range(config["first_seed"], config["first_seed"] + config["seeds"])
+
+
+def name(config: Config) -> str:
+    """A configuration in a few words, for the progress bar."""
+    told = f"{config['optimizer']}, batch size {config['batch_size']}"
+    if config["only"]:
+        return f"{told}, more seeds"
+    return f"{told}, seed {config['first_seed']}" if config["first_seed"] else told
+
+
+def refined(
+    config: Config,
+    table: pd.DataFrame,
+    more: int,
+    every: Sequence[Any],
+    settings: Sequence[str],
+    failed: float | None = None,
+) -> Config:
+    """The stack of `config` for `more` seeds, at the settings alone that its own rows choose for each method and initial
+    layer."""
+    own = (table["size"] == config["size"]) & (table["optimizer"] == config["optimizer"])
+    table = table.loc[own & (table["batch_size"] == config["batch_size"])]
+    runs = results.finished(table, ["method", "init", *settings], select="validation", metric="test")
+    best = results.best(runs, ["method", "init"], settings, failed=failed)
+    kept = {
+        tuple(None if value != value else value for value in row) for row in best[["method", "init", *settings]].values
+    }
+    only = [k for k, m in enumerate(every) if (m.method, m.init, *(getattr(m, name) for name in settings)) in kept]
+    later = config["first_seed"] + config["seeds"]
+    return config | {"first_seed": later, "seeds": more, "only": ",".join(map(str, only))}
+
+
+def finished(configs: Iterable[Config], out: Path) -> list[Config]:
+    """Those of the configurations that earlier runs have completed."""
+    return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
+
+
+def checkpoint(folder: Path, config: Config) -> Path:
+    return folder / f"{grid.digest(config)}.checkpoint"
+
+
+def tidy(
+    history: loop.History, models: Sequence[Any], seeds: range, settings: Sequence[str], device: str
+) -> pd.DataFrame:
+    """A row for every model and mark."""
+    import pandas as pd
+
+    frames = []
+    for mark, step in enumerate(history.steps):
+        errors = {name: values[mark] for name, values in history.errors.items()}
+        for row, seed in enumerate(seeds):
+            frame = pd.DataFrame([vars(model) for model in models])
+            frame["seed"], frame["step"], frame["wall_s"] = seed, step, history.wall_s[mark]
+            for name, values in sorted(errors.items()):
+                frame[name] = values[row].numpy()
+            frames.append(frame)
+    table = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(settings, "float64"))
+    table["models"] = len(models) * len(seeds)
+    table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    table["torch"], table["closedform"] = torch.__version__, __version__
+    return table
+
+
+def run(
+    train: Callable[..., pd.DataFrame],
+    out: Path,
+    configs: list[Config],
+    *,
+    device: str,
+    prepare: Callable[[Config], object],
+    collect: Callable[[pd.DataFrame], pd.DataFrame],
+    experiment: Callable[[pd.DataFrame], Experiment],
+    same: Sequence[str],
+    refine: Callable[[Config, pd.DataFrame], Sequence[Config]] | None = None,
+    dask: str | None = None,
+    progress: Callable[[Config, int, int], None] | None = None,
+    done: Callable[[int, int, Config], None] | None = None,
+) -> pd.DataFrame:
+    """Train the stacks that are not finished, and write `out/results.parquet` and `out/experiment.json` from all.
+
+    The table has what earlier runs of the same experiment in the folder have finished, too; it is written even when this
+    run is stopped.
+
+    prepare: reads the data, so that what is wrong with them is said at once.
+    collect, experiment: the table as it is written, and what the report has to know of it.
+    same: the entries of a configuration that other configurations of the same experiment share.
+    refine: the stacks of more seeds that the results ask for at a configuration; asked for twice, they count once.
+    dask: the address of a cluster, whose workers take a stack each; they need the data, and write nothing."""
+    parts = out / "parts"
+
+    def here(config: Config) -> pd.DataFrame:
+        told = None if progress is None else partial(progress, config)
+        return train(config, folder=parts, device=device, progress=told)
+
+    def ended(count: int, total: int, config: Config) -> None:
+        checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe
+        if done is not None:
+            done(count, total, config)
+
+    one = here if dask is None else partial(train, folder=None, device=device)
+    with claimed(out):
+        if dask is None and len(finished(configs, out)) < len(configs):
+            prepare(configs[0])
+        try:
+            table = grid.run(one, configs, parts, dask=dask, progress=ended, version=__version__)
+            if refine is not None:
+                more = [other for config in configs for other in refine(config, table)]
+                grid.run(one, more, parts, dask=dask, progress=ended, version=__version__)
+        finally:
+            table = grid.finished(alike(configs, parts, same), parts, version=__version__)
+            if len(table):
+                table = collect(table).drop(columns=["seeds", "first_seed", "only", "grid"])
+                results.save(table, out)
+                experiment(table).save(out)
+    return table
+
+
+def alike(configs: list[Config], parts: Path, same: Sequence[str]) -> list[Config]:
+    """What is finished in the folder and belongs to the same experiment as `configs`: other batch sizes, optimizers and
+    seeds, but the same data, models and epochs."""
+    grids = {(c["optimizer"], c["size"]): c["grid"] for c in configs}
+    sizes = {c["size"]: c.get("epochs") for c in configs}
+    return [
+        config
+        for config in grid.configurations(parts, version=__version__)
+        if config["size"] in sizes
+        and sizes[config["size"]] == config.get("epochs")
+        and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
+        and all(config[name] == configs[0][name] for name in same)
+    ]

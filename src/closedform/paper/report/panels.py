@@ -1,0 +1,381 @@
+"""What the figures show: panels of lines, computed from the table once, for the page and for the static pictures alike.
+
+Every line is drawn at its best setting, chosen by the column `select` (see `closedform.paper.sweeps.results`), never by the
+metric that it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ... import extras
+from ..sweeps import results
+from . import colours, spec, text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one value of the column `colour` looks, in the legend and in every panel."""
+
+    key: str  # such as "method=l2"
+    label: str
+    light: str  # its colour on a white page
+    dark: str  # and on a dark one
+    dash: tuple[float, ...]
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """Means over seeds, with half the width of their 95 % intervals; None where a mean is not finite or has no interval."""
+
+    key: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    half_width: tuple[float | None, ...]
+    settings: tuple[str, ...]  # one for the line, or one for each point
+    seeds: int
+    diverged: bool  # whether the last value is not finite
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    row: int
+    column: int
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    kind: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    rows: int
+    columns: int
+    panels: tuple[Panel, ...]
+    styles: tuple[Style, ...]
+    linear: tuple[float, float]  # the range of the y axis
+    log: tuple[float, float] | None  # and of a logarithmic one; None where values are not positive
+    lower: bool  # whether less is better
+    ticks: tuple[tuple[float, str], ...] = ()  # of the x axis, where it has its own
+
+    def off_scale(self, line: Line) -> bool:
+        """Whether a line ends, finite, where no axis of this figure reaches."""
+        last = line.y[-1]
+        low, high = self.log or self.linear
+        return last is not None and not min(low, self.linear[0]) <= last <= max(high, self.linear[1])
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
+    """Both files of a results folder, checked against each other."""
+    extras.require("closedform.paper.report", "experiments", "pandas", "pyarrow", "jinja2", "matplotlib")
+    experiment, table = spec.load(folder), results.load(folder)
+    path = folder / results.TABLE
+    metrics = _unique([experiment.metric, experiment.select, *_curve_metrics(experiment)])
+    needed = _unique([*configuration(experiment), "seed", "step", *metrics])
+    absent = [column for column in needed if column not in table.columns]
+    if absent:
+        raise ValueError(
+            f"{path} lacks {'column' if len(absent) == 1 else 'columns'} {text.listed([repr(c) for c in absent])}, "
+            f"which {spec.SPEC} asks for; it has {', '.join(map(str, table.columns))}"
+        )
+    for column in (*metrics, "step"):
+        if table[column].dtype.kind not in "fiu":
+            raise ValueError(f"{path}: column {column!r} holds {table[column].dtype}, expected numbers")
+    if table.empty:
+        raise ValueError(f"{path} has no rows")
+    twice = table.duplicated([*configuration(experiment), "seed", "step"])
+    if twice.any():
+        first = table.loc[twice.idxmax(), [*configuration(experiment), "seed", "step"]].to_dict()
+        raise ValueError(
+            f"{path} has {int(twice.sum())} rows more than one for the same model and step, such as {first}: does a "
+            f"column that tells models apart lack in `settings` of {spec.SPEC}?"
+        )
+    # infinite is the worst there is, so that no choice falls on a model that diverged
+    worst = math.inf if experiment.lower else -math.inf
+    return table.assign(**{c: table[c].astype(float).fillna(worst).replace(-worst, worst) for c in metrics}), experiment
+
+
+def _curve_metrics(experiment: spec.Experiment) -> list[str]:
+    return [figure.metric for figure in experiment.figures if isinstance(figure, spec.Curves)]
+
+
+def configuration(experiment: spec.Experiment) -> list[str]:
+    """The columns that tell models apart (besides the seed)."""
+    drawn = [
+        column
+        for figure in experiment.figures
+        for column in (
+            figure.colour,
+            figure.columns,
+            figure.rows if isinstance(figure, spec.Curves) else figure.x,
+            *figure.where,
+        )
+    ]
+    return _unique(["method", *experiment.by, *experiment.settings, *drawn, *experiment.where])
+
+
+def where(table: pd.DataFrame, wanted: dict[str, list]) -> pd.DataFrame:
+    for column, values in wanted.items():
+        keep = table[column].isin([value for value in values if value is not None])
+        table = table.loc[keep | table[column].isna() if None in values else keep]
+    return table
+
+
+def each(table: pd.DataFrame) -> Iterator[Any]:
+    """The rows, one after the other, by the names of their columns."""
+    for _, row in table.iterrows():
+        yield row
+
+
+def order(experiment: spec.Experiment, column: str, values: Iterable[Any], wanted: dict[str, list]) -> list[Any]:
+    """The distinct values as they should stand: methods and `where` as they are listed, numbers by size, words by letter."""
+    listed = [method.key for method in experiment.methods] if column == "method" else wanted.get(column, [])
+
+    def rank(value: Any) -> tuple:
+        at = listed.index(value) if value in listed else len(listed)
+        return (at, isinstance(value, str), value)
+
+    return sorted({value for value in values if not text.missing(value)}, key=rank)
+
+
+def figures(table: pd.DataFrame, experiment: spec.Experiment) -> list[Figure]:
+    return [
+        _curves(table, experiment, figure)
+        if isinstance(figure, spec.Curves)
+        else _sensitivity(table, experiment, figure)
+        for figure in experiment.figures
+    ]
+
+
+def finished(table: pd.DataFrame, experiment: spec.Experiment) -> pd.DataFrame:
+    """The trained models, with what they are chosen by and what is shown of them (`results.finished`)."""
+    told = configuration(experiment)
+    return results.finished(table, told, select=experiment.select, metric=experiment.metric, late=experiment.late)
+
+
+def drawn(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> pd.DataFrame:
+    """The models whose curves the figure shows: the best setting of each line."""
+    told = configuration(experiment)
+    by = _unique([figure.rows, figure.columns, figure.colour])
+    runs = finished(where(table, figure.where), experiment)
+    return results.best(
+        runs, by, [column for column in told if column not in by], lower=experiment.lower, failed=experiment.failed
+    )
+
+
+def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> Figure:
+    table = where(table, figure.where)
+    told = configuration(experiment)
+    by = _unique([figure.rows, figure.columns, figure.colour])
+    chosen_by = [column for column in told if column not in by]
+    found: dict[tuple, list[tuple[Any, Line]]] = {}
+    for row in each(drawn(table, experiment, figure)):
+        if any(text.missing(row[column]) for column in by):
+            continue
+        curve = results.curve(results.rows_of(table, row, told), figure.metric or experiment.metric)
+        line = _line(
+            f"{figure.colour}={text.value(row[figure.colour])}",
+            curve["step"],
+            curve["mean"],
+            curve["half_width"],
+            (text.setting(experiment, chosen_by, row),),
+            int(row["seeds"]),
+        )
+        found.setdefault(_facet(row, figure.rows, figure.columns), []).append((row[figure.colour], line))
+    panels, rows, columns, styles = _arrange(found, experiment, figure, figure.rows)
+    linear, log = _curve_ranges(panels, styles, experiment.lower)
+    label = figure.label or experiment.label
+    return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), label,
+                  rows, columns, panels, styles, linear, log, experiment.lower)  # fmt: skip
+
+
+def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Sensitivity) -> Figure:
+    import pandas as pd
+
+    table = where(table, figure.where)
+    table = table.assign(**{figure.x: pd.to_numeric(table[figure.x], errors="coerce")}).dropna(subset=[figure.x])
+    told = configuration(experiment)
+    by = _unique([figure.columns, figure.colour, figure.x])
+    chosen_by = [column for column in told if column not in by]
+    runs = finished(table, experiment)
+    chosen = results.best(runs, by, chosen_by, lower=experiment.lower, failed=experiment.failed)
+    ticks = _log_places(sorted(set(chosen[figure.x].astype(float))))
+    found: dict[tuple, list[tuple[Any, Line]]] = {}
+    for _, rows in chosen.groupby(_unique([figure.columns, figure.colour]), sort=False, observed=True):
+        rows, row = rows.sort_values(figure.x), rows.iloc[0]
+        line = _line(
+            f"{figure.colour}={text.value(row[figure.colour])}",
+            [ticks[float(x)] for x in rows[figure.x]],
+            rows["final"],
+            rows["half_width"],
+            tuple(text.setting(experiment, chosen_by, chosen_row) for chosen_row in each(rows)),
+            int(rows["seeds"].max()),
+        )
+        found.setdefault(_facet(row, None, figure.columns), []).append((row[figure.colour], line))
+    panels, count, columns, styles = _arrange(found, experiment, figure, None)
+    linear, log = _sensitivity_ranges(panels, experiment.lower)
+    return Figure("sensitivity", figure.title, figure.caption, text.name(experiment, figure.x), experiment.label,
+                  count, columns, panels, styles, linear, log, experiment.lower,
+                  tuple((place, text.value(x)) for x, place in ticks.items()))  # fmt: skip
+
+
+def _line(key: str, x: Any, y: Any, half_width: Any, settings: tuple[str, ...], seeds: int) -> Line:
+    y = [float(value) for value in y]
+    return Line(key, tuple(float(value) for value in x), tuple(_finite(y)), tuple(_finite(half_width)), settings, seeds,
+                not math.isfinite(y[-1]))  # fmt: skip
+
+
+def _facet(row: Any, rows: str | None, columns: str | None) -> tuple:
+    return (row[rows] if rows else None, row[columns] if columns else None)
+
+
+def _arrange(
+    found: dict[tuple, list[tuple[Any, Line]]],
+    experiment: spec.Experiment,
+    figure: spec.Curves | spec.Sensitivity,
+    rows: str | None,
+) -> tuple[tuple[Panel, ...], int, int, tuple[Style, ...]]:
+    """Panels by row and column, their lines in the legend's order, and that legend."""
+    down = order(experiment, rows, (facet[0] for facet in found), figure.where) if rows else [None]
+    across = order(experiment, figure.columns, (f[1] for f in found), figure.where) if figure.columns else [None]
+    drawn = order(experiment, figure.colour, (v for lines in found.values() for v, _ in lines), figure.where)
+    panels = []
+    for (row, column), lines in found.items():
+        names = [text.named(experiment, name, at) for name, at in ((rows, row), (figure.columns, column)) if name]
+        ordered = tuple(line for _, line in sorted(lines, key=lambda pair: drawn.index(pair[0])))
+        panels.append(Panel(", ".join(names) or figure.title, down.index(row), across.index(column), ordered))
+    panels.sort(key=lambda panel: (panel.row, panel.column))
+    return tuple(panels), len(down), len(across), _styles(experiment, figure.colour, drawn)
+
+
+def _styles(experiment: spec.Experiment, column: str, drawn: Sequence[Any]) -> tuple[Style, ...]:
+    styles = []
+    if column == "method":
+        described = [method.key for method in experiment.methods]
+        known = [*described, *(key for key in drawn if key not in described)]
+        palette = list(colours.PALETTE)
+    else:
+        known = list(drawn)
+        palette = colours.ordered(len(known))
+    for at, given in enumerate(known):
+        if given not in drawn:
+            continue
+        method = experiment.method(given) if column == "method" else None
+        colour = (method and method.colour) or palette[at % len(palette)]
+        dash = colours.DASHES[at % len(colours.DASHES)]
+        if method is not None and method.dashed is not None:
+            dash = colours.DASHES[int(method.dashed)]
+        styles.append(
+            Style(
+                f"{column}={text.value(given)}",
+                text.named(experiment, column, given),
+                colours.on_light(colour),
+                colours.on_dark(colour),
+                dash,
+                bool(method and method.ours),
+            )
+        )
+    return tuple(styles)
+
+
+def _log_places(values: list[float]) -> dict[float, float]:
+    """Where values stand on a logarithmic axis: zero, which has no place there, one step left of the least positive one."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return {value: 1.0 for value in values if value == 0}
+    step = positive[1] / positive[0] if len(positive) > 1 else 10.0
+    return {value: value if value > 0 else positive[0] / step for value in values if value >= 0}
+
+
+def _curve_ranges(panels: Sequence[Panel], styles: Sequence[Style], lower: bool):
+    """One y axis for all panels, up to a little above the worst end or, if that is more, where most lines are after a tenth
+    of the training; what is far worse than the first method was at the start says nothing about the rest."""
+    starts, early = [], []
+    for panel in panels:
+        firsts = {line.key: _present(line.y)[0] for line in panel.lines if _present(line.y)}
+        if not firsts:
+            continue
+        sound = {line.key for line in panel.lines if not line.diverged}
+        baseline = styles[0].key
+        starts.append(firsts[baseline] if baseline in firsts and baseline in sound else median(firsts.values()))
+        tenth = [values[len(values) // 10] for values in (_present(s.y) for s in panel.lines if s.key in sound)]
+        early += [median(tenth)] if tenth else []
+    every = [value for panel in panels for line in panel.lines for value in _present(line.y)]
+    if not every:
+        return _extents([], math.inf, math.inf, lower)
+    best = min(every) if lower else max(every)
+    start = max(starts) if lower else min(starts)
+    edge = start + 0.5 * (start - best)
+    if lower and best > 0:
+        ends = [
+            _present(line.y)[-1] for panel in panels for line in panel.lines if _present(line.y) and not line.diverged
+        ]
+        edge = min(3 * start, 1.4 * max([*ends, *early])) if ends or early else 3 * start
+    # on a linear axis the first fall would squeeze all that follows
+    margin = (max(early) if lower else min(early)) if early else start
+    kept = [value for panel in panels for line in panel.lines if not line.diverged for value in _present(line.y)]
+    return _extents(kept or every, edge, margin + 0.5 * abs(margin - best) * (1 if lower else -1), lower)
+
+
+def _sensitivity_ranges(panels: Sequence[Panel], lower: bool):
+    """All of a line's good settings are in sight; hopeless ones may leave the axis."""
+    lines = [_present(line.y) for panel in panels for line in panel.lines]
+    lines = [line for line in lines if line]
+    if not lines:
+        return _extents([], math.inf, math.inf, lower)
+    every = [value for line in lines for value in line]
+    best = min(every) if lower else max(every)
+    worst = max(map(min, lines)) if lower else min(map(max, lines))
+    edge = (
+        4 * worst
+        if lower and best > 0
+        else worst + (worst - best) + (max(every) - min(every)) * (0.1 if lower else -0.1)
+    )
+    ends = [
+        y + (half if lower else -half)
+        for panel in panels
+        for line in panel.lines
+        for y, half in zip(line.y, line.half_width)
+        if y is not None and half is not None
+    ]
+    return _extents([*every, *ends], edge, edge, lower)
+
+
+def _extents(values: Sequence[float], edge: float, linear_edge: float, lower: bool):
+    """Ranges of a linear and of a logarithmic axis that end at the worst value or at the edge, whichever comes first."""
+    if not values:
+        return (0.0, 1.0), (0.1, 1.0)
+
+    def clipped(at: float) -> tuple[float, float]:
+        low, high = (min(values), min(max(values), at)) if lower else (max(min(values), at), max(values))
+        return low, max(high, low)
+
+    low, high = clipped(min(edge, linear_edge) if lower else max(edge, linear_edge))
+    pad = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
+    linear = (0.0 if 0 <= low < 0.4 * high else low - pad, high + pad)
+    low, high = clipped(edge)
+    return linear, ((0.9 * low, 1.1 * high) if low > 0 else None)
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _finite(values: Iterable[float]) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _unique(columns: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(column for column in columns if column))

@@ -1,0 +1,1 @@
+"""Many trainings: a resumable grid of runs (`grid`) and their table (`results`)."""

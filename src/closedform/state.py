@@ -1,0 +1,231 @@
+"""How the last layer is kept: parameters without gradient, a master copy where they are of low precision, the rule's memory.
+
+Everything here is about not losing any of it when the module is moved, cast, saved or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .solver import linalg
+from .solver.rules import Rule
+
+_PREFIX = "memory_"  # of the buffers that hold the rule's memory
+_LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
+
+INITS: dict[str, Callable[[int, int], float]] = {
+    "zeros": lambda d, o: 0.0,
+    "lecun": lambda d, o: (1 / d) ** 0.5,
+    "xavier": lambda d, o: (2 / (d + o)) ** 0.5,
+    "he": lambda d, o: (2 / d) ** 0.5,
+}
+
+
+class StoredLinear(nn.Linear):
+    """An `nn.Linear` without gradients that keeps a rule's memory, counters of solves and, if need be, a float32 master."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        rule: Rule,
+        init: str,
+        device: Any,
+        dtype: torch.dtype | None,
+    ):
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"a head needs a floating point dtype, got {dtype}")
+        self.init = init
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self.requires_grad_(False)
+        counter = torch.zeros((), dtype=torch.long, device=self.weight.device)
+        self.step: Tensor
+        self.attempts: Tensor
+        self.master: Tensor | None
+        self.register_buffer("step", counter)
+        self.register_buffer("attempts", counter.clone())
+        self.register_buffer("master", None)
+        self._names: tuple[str, ...] = ()
+        self.rule = rule
+        if self.weight.dtype in _LOW:
+            self.master = self._storage().float()
+
+    @property
+    def rule(self) -> Rule:
+        """What is remembered of earlier batches. A new rule starts with a fresh memory."""
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
+        memory = rule.memory(self.features, self.out_features, self.weight.device)
+        for name in self._names:
+            del self._buffers[_PREFIX + name]
+        self._rule, self._names = rule, tuple(memory)
+        for name, tensor in memory.items():
+            self.register_buffer(_PREFIX + name, tensor)
+        self.step.zero_()
+        self.attempts.zero_()
+
+    @property
+    def features(self) -> int:
+        """The number of solved features: `in_features`, and one more for the bias."""
+        return self.in_features + int(self.bias is not None)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `init` says, and forget everything."""
+        with torch.no_grad():
+            self.weight.normal_(0, INITS[self.init](self.in_features, self.out_features))
+            if self.bias is not None:
+                self.bias.zero_()
+        self._reset_memory()
+
+    @torch.no_grad()
+    def take_over(self, absent: set[str]) -> None:
+        """Put in order what a loader other than `load_state_dict` has written into the tensors: those named in `absent` it
+        has not set. The layer has no gradient; a master that was not there is the layer; without the whole rest the memory
+        is fresh."""
+        self.requires_grad_(False)
+        if self.master is not None and "master" in absent:
+            self.master.copy_(self._storage_without_master())
+        if absent - {"master"}:
+            self._reset_memory()
+
+    def _reset_memory(self) -> None:
+        if "step" not in self._buffers:
+            return  # nn.Linear's constructor draws the weights before there is a memory
+        self.step.zero_()
+        self.attempts.zero_()
+        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        for name, tensor in self._memory().items():
+            tensor.copy_(fresh[name])
+
+    @torch.no_grad()
+    def set_weights_(self, W: Tensor) -> None:
+        """Set weight and bias from one matrix `(out_features, in_features)` with the bias, if there is one, as one more
+        column. Values that are not finite are refused."""
+        expected = (self.out_features, self.features)
+        if tuple(W.shape) != expected:
+            raise ValueError(f"W must have shape {expected}, got {tuple(W.shape)}")
+        if not bool(torch.isfinite(W).all()):
+            raise ValueError("W has NaN or infinite values")
+        self._write_(W)
+
+    def _write_(self, W: Tensor) -> None:
+        if self.master is not None:
+            self.master.copy_(W)
+        self.weight.copy_(W[:, : self.in_features])
+        if self.bias is not None:
+            self.bias.copy_(W[:, self.in_features])
+
+    def _storage(self) -> Tensor:
+        """The layer as one matrix in the dtype that it is kept in."""
+        W = self._storage_without_master()
+        return W if self.master is None else _reconciled(self.master, W)
+
+    def _storage_without_master(self) -> Tensor:
+        return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
+
+    def _memory(self) -> dict[str, Tensor]:
+        return {name: getattr(self, _PREFIX + name) for name in self._names}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredLinear:
+        """Move or cast: the memory moves but keeps its precision, and a layer cast down keeps what it was as its master."""
+        before, master = self._storage().detach(), self.master
+        memory = {_PREFIX + name: tensor for name, tensor in self._memory().items()}
+        for name in [*memory, "master"]:
+            self._buffers[name] = None
+        super()._apply(fn, recurse)
+        device = self.weight.device
+        for name, tensor in memory.items():
+            moved = fn(tensor)
+            self._buffers[name] = (
+                moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
+            )
+        with torch.no_grad():
+            if self.weight.dtype in _LOW:
+                source = self._storage() if before.is_meta else before
+                self._buffers["master"] = source.to(device, torch.float32, copy=True)
+            if master is not None and not before.is_meta:
+                self._write_(before.to(device))
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict,
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing: list,
+        unexpected: list,
+        errors: list,
+    ) -> None:
+        """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
+        plain = prefix + "step" not in state_dict and prefix + "weight" in state_dict
+        foreign = any(prefix + _PREFIX + name not in state_dict for name in self._names)  # another rule's, or none
+        exact = state_dict.pop(prefix + "master", None)
+        had, self._buffers["master"] = self.master, None
+        before = len(missing)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        self._buffers["master"] = had
+        with torch.no_grad():
+            if self.step.is_meta and not self.weight.is_meta:  # `assign=True` brought the weights only
+                self._buffers["step"], self._buffers["attempts"] = (
+                    torch.zeros((), dtype=torch.long, device=self.weight.device) for _ in range(2)
+                )
+                self.rule = self.rule
+            if self.weight.dtype not in _LOW:
+                self._buffers["master"] = None
+            elif had is None or had.device != self.weight.device:
+                self._buffers["master"] = had = self._storage_without_master().float()
+            if plain:
+                missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
+            if plain or (foreign and prefix + "step" in state_dict):
+                self._reset_memory()
+            names = ("weight", "bias")[: 1 + (self.bias is not None)]
+            parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
+            if len(parts) == len(names) and (exact is not None or had is not None):
+                W = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+                W = W if exact is None else _reconciled(exact, W)
+                if W.shape == (self.out_features, self.features):
+                    self._write_(W.to(self.weight.device))
+
+
+def _reconciled(master: Tensor, W: Tensor) -> Tensor:
+    """The master, but where the layer was changed from outside (an average, say) and no longer is its rounded value, the
+    layer. Bits are compared, since a compiler may skip the rounding in a comparison of numbers."""
+    if W.dtype not in _LOW:
+        return W.to(master.dtype)
+    return torch.where(master.to(W.dtype).view(torch.int16) == W.view(torch.int16), master, W.to(master.dtype))
+
+
+class CastLinear(torch.autograd.Function):
+    """`F.linear` in another dtype than the layer's. It saves the layer itself, not the cast copy, so that a solve between
+    forward and backward is noticed (PyTorch raises), as it is without a cast."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(phi: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(phi.device.type, enabled=False):
+            return F.linear(phi.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        (weight,) = ctx.saved_tensors
+        (grad,) = grads
+        return (grad @ weight.to(grad.dtype)).to(ctx.dtype), None, None, None

@@ -1,1 +1,0 @@
-"""Many trainings: a stack of models as one (`stacked`), a resumable grid of runs (`grid`), their table (`results`)."""

@@ -1,0 +1,339 @@
+"""What the regressor and the classifier share: fitting, features, the last layer in the units of the targets."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from ..solver.rules import Kalman, Rule
+from .loop import Engine, Plan, Record, Rows, bounds, train
+from .modules import Modules
+from .networks import Networks
+from .prepare import folds, merged, moments, numpy, one_thread
+from .settings import Settings
+
+STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
+SHARPNESS = 3.0  # a level's share goes with its held-out squared error to this power, inverted
+CHUNK = 2048  # rows predicted at a time
+
+
+class Estimator(Settings, ABC):
+    """Base of the estimators; see `ClosedFormRegressor`."""
+
+    # ---- Fitting ---------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Train on `X (n, features)` and `y`; arrays, data frames or tensors. Returns the estimator."""
+        return self._fit(X, y, sample_weight)
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        resume: Callable[[], tuple[Record, dict[str, Tensor]] | None] | None = None,
+        on_epoch: Callable[[Record, Engine, Plan], None] | None = None,
+    ) -> Any:
+        """`fit`, with a look in after every epoch and, from `resume`, a record and an engine's state to go on from."""
+        self._check_parameters()
+        with self._unchanged_on_error():
+            return self._fitted(X, y, sample_weight, resume, on_epoch)
+
+    @contextlib.contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        before = dict(vars(self))
+        engine: Engine | None = before.get("engine_")  # trained further in place
+        state = {} if engine is None else {name: tensor.clone() for name, tensor in engine.state().items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            if engine is not None:
+                engine.restore(state)
+            raise
+
+    def _fitted(self, X: Any, y: Any, sample_weight: Any, resume: Any, on_epoch: Any) -> Any:
+        again = self.warm_start and hasattr(self, "engine_")
+        X, Y, weight = self._validated(X, y, sample_weight, reset=not again)
+        X, Y, weight = self._merged(X, Y, weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if not again:
+            self._standardise(X, Y, weight)
+        plan = self._plan(len(X), seed)
+        with one_thread():
+            engine = self._engine(X, self._rows_fitted, Y.shape[1], seed)
+            if again:
+                self._warm(engine)
+            rows = self._rows(engine, X, Y, weight)
+            if self.early_stopping:
+                held = folds(len(X), engine.members, len(self._bank(self._rows_fitted)), self.validation_fraction, seed)
+                rows.held = None if held is None else held.to(engine.device)
+            record = Record()
+            found = resume() if resume is not None else None
+            if found is not None:
+                record, state = found
+                engine.restore(state)
+            bar = _Bar(plan.epochs) if self.verbose else None
+
+            def epoch(record: Record) -> None:
+                if bar is not None:
+                    bar(record)
+                if on_epoch is not None:
+                    on_epoch(record, engine, plan)
+
+            train(engine, rows, plan, record, epoch)
+            if bar is not None:
+                bar.close()
+            self._note(engine, record)
+            self._calibrate(rows)
+        return self
+
+    def _warm(self, engine: Engine) -> None:
+        """The weights of the last fit, for a new schedule with the settings of today."""
+        try:
+            engine.restore(self.engine_.state())
+        except ValueError:
+            raise ValueError(
+                "warm_start goes on from the networks of the last fit, which hidden_layer_sizes, members, rule or backbone"
+                " no longer describe; warm_start=False starts anew"
+            ) from None
+        engine.forget_optimizer()
+
+    def _partial_fit(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> None:
+        self._check_parameters()
+        with self._unchanged_on_error():
+            self._taken_in(X, y, sample_weight, first)
+
+    def _taken_in(self, X: Any, y: Any, sample_weight: Any, first: bool) -> None:
+        X, Y, weight = self._validated(X, y, sample_weight, reset=first)
+        weight = np.ones(len(X)) if weight is None else weight
+        used = weight > 0
+        X, Y, weight = X[used], Y[used], weight[used]
+        with one_thread():
+            if first:
+                seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+                self._standardise(X, Y, weight)
+                self.engine_ = self._engine(X, len(X), Y.shape[1], seed)
+                self.loss_curve_, self.n_iter_, self._missed = [], 0, None
+            engine = self.engine_
+            rows = self._rows(engine, X, Y, weight)
+            loss = 0.0
+            for low, high in bounds(len(X), self._batch_size(len(X))):
+                part = None if rows.weight is None else rows.weight[None, low:high, None]
+                error, before = engine.step(rows.x[low:high], rows.y[low:high], part, STREAM)
+                loss += float(error.mean())
+                # the error of each batch before it is taken in is a held-out error of every member
+                missed = before.square().mean((1, 2)).double().cpu()
+                self._missed = missed if self._missed is None else self._missed.lerp(missed, 0.05)
+            self.loss_curve_ = [*self.loss_curve_, loss / Y.size]
+            self.n_iter_ += 1
+            assert self._missed is not None
+            self.shares_ = _shares(self._missed, len(self._bank(self._rows_fitted)))
+            self._finish()
+            self.temperature_ = getattr(self, "temperature_", 1.0)
+
+    def _note(self, engine: Engine, record: Record) -> None:
+        self.engine_ = engine
+        self.n_iter_ = record.epoch
+        self.loss_curve_ = list(record.loss)
+        self.validation_curve_ = [float(np.mean(values)) for values in record.held]
+        best = torch.tensor(record.best, dtype=torch.float64) if record.best else None
+        equal = np.full(engine.members, 1 / engine.members)
+        self.shares_ = equal if best is None else _shares(best, len(self._bank(self._rows_fitted)))
+        self._missed = best
+        self._finish()
+
+    def _finish(self) -> None:
+        """`coef_` and `intercept_` in the units of the targets."""
+        weight, bias = self.engine_.layer(torch.from_numpy(self.shares_))
+        scale = self.target_scale_
+        self.coef_ = weight.cpu().numpy() * scale[:, None]
+        self.intercept_ = bias.cpu().numpy() * scale + self.target_mean_
+        if not (np.isfinite(self.coef_).all() and np.isfinite(self.intercept_).all()):
+            raise ValueError("training left the range of floats: expected inputs, targets and weights of moderate size")
+        self._shape_layer()
+
+    @abstractmethod
+    def _shape_layer(self) -> None:
+        """`coef_` and `intercept_` in scikit-learn's shape; the regressor and the classifier each have it."""
+
+    def _calibrate(self, rows: Rows) -> None:
+        """What can be learned from the rows that were held out; nothing for a regressor."""
+
+    @abstractmethod
+    def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
+        """The targets as numbers; the regressor and the classifier each have it."""
+
+    def _validated(
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        X, y = validate_data(self, numpy(X), numpy(y), reset=reset, dtype=np.float64, multi_output=True)
+        Y = self._encoded(y, reset=reset)
+        if sample_weight is None:
+            return X, Y, None
+        weight = _check_sample_weight(numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        if not weight.any():
+            raise ValueError("every sample_weight is zero: there is nothing to fit")
+        return X, Y, weight
+
+    def _merged(
+        self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return merged(X, Y, weight)
+
+    def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
+        self._rows_fitted = len(X)  # decides what "auto" means
+        self.input_mean_, self.input_scale_ = moments(X, weight)
+        self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
+
+    def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return moments(Y, weight)
+
+    def _rows(self, engine: Engine, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> Rows:
+        kind = {"device": engine.device, "dtype": engine.dtype}
+        y = torch.as_tensor((Y - self.target_mean_) / self.target_scale_, **kind)
+        w = None if (weight == weight[0]).all() else torch.as_tensor(weight / weight.mean(), **kind)
+        return Rows(self._inputs(X).to(**kind), y, w)
+
+    def _inputs(self, X: np.ndarray) -> Tensor:
+        return torch.from_numpy((X - self.input_mean_) / self.input_scale_)
+
+    # ---- Predicting ------------------------------------------------------------------------------
+
+    def features(self, X: Any) -> np.ndarray:
+        """What the last layer sees: a prediction is `features(X) @ coef_.T + intercept_`."""
+        return np.concatenate([phi.cpu().numpy() for phi in self._pieces(X)])
+
+    def _pieces(self, X: Any) -> Iterator[Tensor]:
+        """The features, some rows at a time: those of all rows may be more than memory holds."""
+        check_is_fitted(self)
+        X = validate_data(self, numpy(X), reset=False, dtype=np.float64)
+        for low in range(0, len(X), CHUNK):
+            with one_thread():
+                phi = self._features(X[low : low + CHUNK])
+            yield phi
+
+    def _features(self, X: np.ndarray) -> Tensor:
+        return self.engine_.features(self._inputs(X).to(self.engine_.device))
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        """`(n, outputs)` in the units of the targets."""
+        W, b = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
+        return np.concatenate([phi.cpu().numpy() @ W + b for phi in self._pieces(X)])
+
+    # ---- The engine ------------------------------------------------------------------------------
+
+    def _engine(self, X: np.ndarray, n: int, outputs: int, seed: int) -> Engine:
+        inputs, members = X.shape[1], self._members(n)
+        if self.backbone is None and not isinstance(self.rule, Rule):
+            return Networks(
+                inputs,
+                self._hidden(n),
+                outputs,
+                members=members,
+                activation=self.activation,
+                memory=self._memory(members, n),
+                weight_decay=self._decays(members, n),
+                seed=seed,
+                learning_rate=self._rate(inputs),
+                device=self._device(n),
+            )
+        backbone = self.backbone
+        if backbone is None:
+            backbone = _perceptron([inputs, *self._hidden(n)], self.activation, seed)
+        return Modules(
+            backbone,
+            outputs,
+            example=self._inputs(X[:2]).float(),
+            memory=self.rule if isinstance(self.rule, Rule) else self._memory(1, n),
+            weight_decay=self._decays(1, n)[0],
+            learning_rate=self._rate(inputs) if self.backbone is None else self._rate(1) / 10,
+            seed=seed,
+            device=self._device(n),
+        )
+
+    def _needs_kalman(self) -> None:
+        rule = self.rule
+        if not (isinstance(rule, Kalman) or rule == "kalman"):
+            raise ValueError(f'return_std needs rule="kalman", which keeps a covariance; this estimator has {rule!r}')
+
+    # ---- Files -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fitted estimator to one safetensors file, whole or not at all; `closedform.estimators.load` reads it."""
+        from . import files
+
+        return files.save(self, Path(path))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = False
+        return tags
+
+
+def _shares(errors: Tensor, count: int) -> np.ndarray:
+    """How much each member counts, from held-out squared errors: the mean error of a level, of which there are `count`, to
+    the power -SHARPNESS, divided among its members.
+
+    >>> _shares(torch.tensor([1.0, 1.0]), 4).tolist(), _shares(torch.tensor([1.0, float("inf")]), 4).tolist()
+    ([0.5, 0.5], [1.0, 0.0])
+    """
+    levels = torch.arange(len(errors)) % count
+    members = torch.bincount(levels)
+    means = torch.bincount(levels, errors.double().nan_to_num(nan=math.inf)) / members
+    best = float(means.min())
+    if not math.isfinite(best):
+        return np.full(len(errors), 1 / len(errors))
+    floor = max(best, 1e-300)
+    shares = (means.clamp(min=floor) / floor) ** -SHARPNESS / members
+    return (shares[levels] / shares[levels].sum()).numpy()
+
+
+def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:
+    """The member of `Networks` as a module, for rules that only `ClosedFormLinear` knows."""
+    kinds = {"gelu": nn.GELU, "silu": nn.SiLU, "relu": nn.ReLU, "tanh": nn.Tanh}
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for a, b in zip(sizes, sizes[1:]):
+        layer = nn.Linear(a, b, device="meta").to_empty(device="cpu")
+        with torch.no_grad():
+            drawn = torch.randn(a * b, generator=generator, dtype=torch.float64) * a**-0.5
+            layer.weight.copy_(drawn.view(a, b).T)
+            layer.bias.zero_()
+        layers += [layer, kinds[activation]()]
+    return nn.Sequential(*layers)
+
+
+class _Bar:
+    """A progress bar on stderr."""
+
+    def __init__(self, epochs: int):
+        self.epochs, self.start, self.width = epochs, time.perf_counter(), 30
+
+    def __call__(self, record: Record) -> None:
+        done = self.width * record.epoch // self.epochs
+        held = f"  held out {min(record.held[-1]):.4g}" if record.held else ""
+        print(
+            f"\repoch {record.epoch}/{self.epochs} [{'#' * done}{'.' * (self.width - done)}] "
+            f"loss {record.loss[-1]:.4g}{held}  {time.perf_counter() - self.start:.1f} s ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        print(file=sys.stderr)

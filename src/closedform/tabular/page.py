@@ -1,0 +1,168 @@
+"""The report on one trained model: one HTML page that needs nothing but itself, not even a script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..files import atomic
+from . import charts
+
+if TYPE_CHECKING:
+    from .training import Outcome
+
+POINTS, BARS = 800, 20
+STYLE = """
+.charts { display: grid; gap: 2rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)) }
+.charts figure { margin: 0; min-width: 0; max-width: 42rem }
+.charts svg { width: 100%; height: auto; font-size: 12px; fill: var(--soft) }
+.grid { stroke: var(--grid) } .rule { stroke: var(--rule) }
+.ideal { stroke: var(--soft); stroke-dasharray: 5 4 }
+.points circle { fill: var(--accent); fill-opacity: .45 }
+polyline { fill: none; stroke-width: 2 } .s0 { stroke: var(--accent) } .s1 { stroke: #d1661f }
+.bar { fill: var(--accent); fill-opacity: .7 } .spread { stroke: var(--ink) }
+.swatch { display: inline-block; width: 1.6em; height: 3px; vertical-align: middle; margin: 0 .35em 0 .9em }
+.swatch.s0 { background: var(--accent) } .swatch.s1 { background: #d1661f }
+table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
+th:first-child, td:first-child { text-align: left } tr.best td { font-weight: 650 }
+.matrix td { background: color-mix(in srgb, var(--accent) calc(var(--share) * 70%), transparent) }
+"""
+
+
+def write(
+    path: Path,
+    name: str,
+    outcome: Outcome,
+    true: np.ndarray,
+    predicted: np.ndarray,
+    importance: Sequence[tuple[str, float, float]],
+) -> None:
+    page = render(name, outcome, true, predicted, importance)
+    with atomic(path) as file:
+        file.write(page.encode())
+
+
+def render(
+    name: str,
+    outcome: Outcome,
+    true: np.ndarray,
+    predicted: np.ndarray,
+    importance: Sequence[tuple[str, float, float]],
+) -> str:
+    model, target = outcome.model, outcome.model.target
+    figures = [_learning(outcome)]
+    if model.task == "regression":
+        figures += _agreement(target, true, predicted)
+    else:
+        figures.append(_confusion(model.estimator.classes_, true, predicted))
+    figures.append(_importance(outcome, importance))
+    style = (files("closedform.tabular") / "page.css").read_text(encoding="utf-8") + STYLE
+    title = html.escape(f"{target}, from {name}")
+    remarks = "".join(f"<p>{html.escape(remark[0].upper() + remark[1:])}.</p>" for remark in outcome.remarks)
+    facts = {
+        "task": model.task,
+        "rows": f"{outcome.train_rows:,} to train, {outcome.test_rows:,} to test",
+        "columns": f"{len(model.preparation.numbers)} of numbers, {len(model.preparation.categories)} of categories",
+        "epochs": str(model.estimator.n_iter_),
+    }
+    listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n<header>\n<h1>{title}</h1>\n"
+        f'<p class="result">{html.escape(sentence(outcome))}</p>\n{remarks}\n<dl class="environment">{listed}</dl>\n'
+        f'</header>\n<section>\n<h2>On the test rows</h2>\n{_table(outcome)}\n</section>\n<section class="charts">\n'
+        + "\n".join(figures)
+        + "\n</section>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def sentence(outcome: Outcome) -> str:
+    """How the model compares, in words; also where it loses."""
+    own = outcome.scores["closedform"]
+    others = {name: score for name, score in outcome.scores.items() if name != "closedform"}
+    best = min(others, key=others.__getitem__)
+    rows = f"{outcome.test_rows:,} rows" if outcome.test_rows > 1 else "one row"
+    said = f"The {outcome.metric} on {rows} that training has not seen is {charts.number(own)}"
+    if own == others[best]:
+        return f"{said}; {best} reaches the same."
+    if own < others[best]:
+        return f"{said}; of the others, {best} comes closest with {charts.number(others[best])}."
+    return f"{said}; {best} does better with {charts.number(others[best])}."
+
+
+def _table(outcome: Outcome) -> str:
+    rows = ""
+    best = min(outcome.scores.values())
+    for name, score in outcome.scores.items():
+        mark = ' class="best"' if score == best else ""
+        cells = html.escape(name), charts.number(score), f"{outcome.seconds[name]:.2f}"
+        rows += f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return f"<table><tr><th>model</th><th>{outcome.metric}</th><th>seconds to fit</th></tr>{rows}</table>"
+
+
+def _figure(title: str, drawing: str, caption: str) -> str:
+    return f"<figure><h2>{title}</h2>{drawing}<figcaption>{caption}</figcaption></figure>"
+
+
+def _learning(outcome: Outcome) -> str:
+    estimator = outcome.model.estimator
+    series = {"training rows": estimator.loss_curve_}
+    caption = '<span class="swatch s0"></span>rows trained on, right after the last layer was solved on them'
+    if estimator.validation_curve_:
+        series["rows held out"] = estimator.validation_curve_
+        caption += '<span class="swatch s1"></span>rows held out (the mean of the members)'
+        caption += "<br>The two draw near as the last layer remembers more of the earlier rows."
+    drawing = charts.lines(series, "epoch", "squared error, scaled")
+    return _figure("Learning curve", drawing, caption)
+
+
+def _agreement(target: str, true: np.ndarray, predicted: np.ndarray) -> list[str]:
+    chosen = np.linspace(0, len(true) - 1, min(POINTS, len(true))).astype(int)
+    some = "" if len(chosen) == len(true) else f", {len(chosen):,} of {len(true):,} test rows"
+    a, b = true[chosen].tolist(), predicted[chosen].tolist()
+    residual = (true - predicted)[chosen].tolist()
+    return [
+        _figure(
+            "Predicted against true",
+            charts.points(a, b, f"true {target}", f"predicted {target}", line="diagonal"),
+            f"On the dashed line a prediction is right{some}.",
+        ),
+        _figure(
+            "Residuals",
+            charts.points(b, residual, f"predicted {target}", "true minus predicted", line="zero"),
+            f"A pattern here is something that the model has not learned{some}.",
+        ),
+    ]
+
+
+def _confusion(classes: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> str:
+    shown = classes[:12]
+    rows = ""
+    for label in shown:
+        of = true == label
+        total = max(int(of.sum()), 1)
+        counts = [int((of & (predicted == other)).sum()) for other in shown]
+        cells = "".join(f'<td style="--share: {count / total:.2f}">{count}</td>' for count in counts)
+        rows += f"<tr><th>{html.escape(str(label))}</th>{cells}</tr>"
+    head = "".join(f"<th>{html.escape(str(label))}</th>" for label in shown)
+    table = f'<table class="matrix"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>'
+    more = "" if len(shown) == len(classes) else f" The first {len(shown)} of {len(classes)} classes."
+    return _figure("Which class for which", table, f"Test rows by their true and their predicted class.{more}")
+
+
+def _importance(outcome: Outcome, importance: Sequence[tuple[str, float, float]]) -> str:
+    label = "RMSE added" if outcome.model.task == "regression" else "accuracy lost"
+    more = f" The first {BARS} of {len(importance)} columns." if len(importance) > BARS else ""
+    return _figure(
+        "Permutation importance",
+        charts.bars(importance[:BARS], f"{label} when the column is shuffled"),
+        f"Mean of five shuffles of the test rows; the thin line is one standard deviation.{more}",
+    )
