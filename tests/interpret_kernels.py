@@ -6,6 +6,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import cuda, reference
+from closedform.solver.guard import Layer
 
 SHAPES = [
     (1, 3, 2),
@@ -33,14 +34,14 @@ def main() -> None:
         given, lam = [(2.0, 2.0), (torch.tensor(2.0, dtype=torch.float64), 2.0), (None, auto)][kind]
         expected = reference.proximal(Phi, y.double().T, torch.zeros_like(before) if from_zero else before, lam)
         step, attempts = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
-        cuda.solve_(cuda.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
+        cuda.solve_(Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         got = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         error = float((got - expected).norm() / expected.norm())
         assert error < 1e-6, (n, d, o, bias, from_zero, kind, error)
         assert int(step) == int(attempts) == 1
         # a target that is not a number leaves the layer as it is
         y[0, 0] = float("nan")
-        cuda.solve_(cuda.Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
+        cuda.solve_(Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
         same = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
         assert torch.equal(same, got)
         assert (int(step), int(attempts)) == (1, 2)

@@ -108,7 +108,7 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from closedform.paper.sweeps import loop
+from closedform.stack import loop
 from tests.test_loop import CANDIDATES, measured, stack
 def slowly(step, total):
     print(step, flush=True)

@@ -6,10 +6,12 @@ import torch
 pytest.importorskip("sklearn")
 
 import closedform as cf
+from closedform.stack.networks import ACTIVATIONS
+from closedform.stack.optimizers import Adam, cosine
 from closedform.tabular.base import _perceptron
 from closedform.tabular.loop import Plan, Record, Rows, bounds, train
 from closedform.tabular.modules import Modules
-from closedform.tabular.networks import ACTIVATIONS, BETAS, Adam, Memory, Networks, cosine
+from closedform.tabular.networks import BETAS, Memory, Networks
 
 CPU = torch.device("cpu")
 RULES = {
@@ -38,8 +40,8 @@ def networks(memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,)
 
 def twin(memory, activation="gelu", decay=0.1, seed=0):
     backbone = _perceptron([3, 7, 5], activation, seed).double()
-    for layer, W in zip(backbone[::2], networks(memory, seed=seed)._weights):
-        layer.weight.data.copy_(W[0].T)
+    for layer, W in zip(backbone[::2], networks(memory, seed=seed).params.views[::2]):
+        layer.weight.data.copy_(W[0])
     return Modules(
         backbone,
         2,
@@ -66,7 +68,7 @@ def test_the_written_out_step_is_the_one_of_autograd(rule, activation):
     memory = RULES[rule]
     fast, slow = networks(memory, activation=activation), twin(memory, activation)
     if rule == "learned":
-        fast.head[0, :-1].copy_(slow.head.weight.detach().T)
+        fast.head[0, :, :-1].copy_(slow.head.weight.detach())
     x = torch.randn(20, 3, dtype=torch.float64)
     for t, (xb, y, weight) in enumerate(batches(40)):
         part = weight if t % 2 else None
@@ -87,15 +89,20 @@ def test_the_written_out_step_is_the_one_of_autograd(rule, activation):
 def test_adam_is_torchs():
     g = torch.Generator().manual_seed(0)
     ours, theirs = torch.ones(5, dtype=torch.float64), torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
-    adam = Adam(ours, torch.zeros(5, dtype=torch.float64))
-    reference = torch.optim.Adam([theirs], lr=1.0, betas=BETAS)
+    adam = Adam(*BETAS)
+    state, reference = adam.state(ours), torch.optim.Adam([theirs], lr=1.0, betas=BETAS)
     for t in range(20):
-        adam.gradient.copy_(torch.randn(5, generator=g, dtype=torch.float64) * 1e-6)
-        theirs.grad = adam.gradient.clone()
+        gradient = torch.randn(5, generator=g, dtype=torch.float64) * 1e-6
+        theirs.grad = gradient.clone()
         reference.param_groups[0]["lr"] = 0.1 / (t + 1)
-        adam.step(0.1 / (t + 1))
+        adam.update_(ours, gradient, state, 0.1 / (t + 1), t)
         reference.step()
     torch.testing.assert_close(ours, theirs.detach())
+
+
+def flat(net):
+    """The parameters, a row a member."""
+    return torch.cat([view.flatten(1) for view in net.params.views], 1)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -110,8 +117,8 @@ def test_members_do_not_mix(rule):
     for x, y, weight in batches(10):
         together.step(x, y, weight * masks, 1.0)
         other.step(x, y, weight * ones, 1.0)
-    torch.testing.assert_close(together.flat[1], other.flat[1], rtol=1e-12, atol=0)
-    assert not torch.allclose(together.flat[0], other.flat[0])
+    torch.testing.assert_close(flat(together)[1], flat(other)[1], rtol=1e-12, atol=0)
+    assert not torch.allclose(flat(together)[0], flat(other)[0])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -124,7 +131,7 @@ def test_a_row_that_is_held_out_takes_no_part(rule):
         changed = y.clone()
         changed[:4] = 1e3
         second.step(x, changed, weight * mask, 1.0)
-    torch.testing.assert_close(first.flat, second.flat, rtol=0, atol=0)
+    torch.testing.assert_close(flat(first), flat(second), rtol=0, atol=0)
     torch.testing.assert_close(first.head, second.head, rtol=0, atol=0)
 
 
@@ -145,7 +152,7 @@ def test_float32_is_enough_for_a_relative_lambda():
         device=CPU,
     )  # fmt: skip
     twin = Networks(**{**net.config, "dtype": torch.float64})
-    twin.flat.copy_(net.flat)
+    twin.params.flat.copy_(net.params.flat)
     g = torch.Generator().manual_seed(0)
     for _ in range(20):
         x = torch.randn(64, 3, generator=g, dtype=torch.float64) * torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)
@@ -210,12 +217,10 @@ def test_each_member_ends_at_its_own_best_epoch():
     held = torch.zeros(2, 40, dtype=torch.bool)
     held[0, :10] = held[1, 10:20] = True
     net, history = networks(members=2), []
-    record = train(
-        net, Rows(x, y, None, held), Plan(10, 30, 0), Record(), lambda record: history.append(net.flat.clone())
-    )
+    record = train(net, Rows(x, y, None, held), Plan(10, 30, 0), Record(), lambda record: history.append(flat(net)))
     assert max(record.best_epoch) < 25
     for member, epoch in enumerate(record.best_epoch):
-        assert torch.equal(net.flat[member], history[epoch][member])
+        assert torch.equal(flat(net)[member], history[epoch][member])
 
 
 def test_patience_stops():

@@ -204,12 +204,12 @@ def test_block_elimination_solves(m, condition):
     Q = torch.linalg.qr(torch.randn(4, m, m, generator=g, dtype=torch.float64)).Q
     K = Q * torch.logspace(0, torch.tensor(condition).log10(), m, dtype=torch.float64) @ Q.mT
     B = torch.randn(4, m, 5, generator=g, dtype=torch.float64)
-    for solve in (elimination.solve, elimination.eliminate):
+    for solve in (elimination.eliminate,):
         X, ok = solve(K, B)
         assert ok.all()
         assert relative(X, torch.linalg.solve(K, B)) < 1e-13 * condition
     K[1] = -K[1]
-    for solve in (elimination.solve, elimination.eliminate):
+    for solve in (elimination.eliminate,):
         assert solve(K, B)[1].tolist() == [True, False, True, True]
 
 
@@ -235,7 +235,7 @@ def test_block_elimination_solves(m, condition):
         ),
         (
             lambda: Stack([nn.Sequential(nn.Linear(2, 2))], [Candidate(0.1)], 1, batch_size=1, total=1),
-            "followed by GELU",
+            "followed by the same one of",
         ),
     ],
 )

@@ -6,7 +6,8 @@ import torch
 import closedform as cf
 from closedform import training
 from closedform.paper.models.fno import FNO1d, SpectralConv1d
-from closedform.stack import solves
+from closedform.solver import route
+from closedform.solver.systems import Batch, extend
 from closedform.stack.models import Candidate, Stack, _generator
 from closedform.stack.networks import network
 from tests.helpers import relative
@@ -109,7 +110,7 @@ def test_features_are_the_operators_on_any_grid(modes):
     known = network([own])
     for points in range(2, 2 * modes + 5):
         x = torch.randn(1, 3, points, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(points))
-        features = known.forward([p.unsqueeze(0) for p in own.parameters()], x)
+        features, _ = known.forward([p.unsqueeze(0) for p in own.parameters()], x)
         assert relative(features, own(x[0]).flatten(0, 1).T.unsqueeze(0)) < 1e-12, points
 
 
@@ -141,18 +142,18 @@ def test_a_restored_stack_goes_on_as_if_nothing_had_happened():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("piece", [1, 7, 59, 60, 61])
 @pytest.mark.parametrize(("n", "d", "o"), [(60, 5, 1), (60, 1, 3), (3, 7, 2), (1, 1, 1)])
-def test_moments_in_pieces_are_the_moments(n, d, o, piece, bias):
+def test_moments_in_pieces_are_the_moments(n, d, o, piece, bias, monkeypatch):
+    monkeypatch.setattr(route, "piece", lambda models, features, device: piece)
     g = torch.Generator().manual_seed(n)
-    phi, y = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((4, d, n), (2, o, n)))
+    phi, y = (torch.randn(4, k, n, generator=g, dtype=torch.float64).mT for k in (d, o))
     W = torch.randn(4, o, d + bias, generator=g, dtype=torch.float64)
-    G, C = solves.Rows(phi, y, bias, piece).moments(W)
-    X = torch.cat([phi, torch.ones(4, 1, n)], 1) if bias else phi
-    E = y.repeat_interleave(2, 0) - W @ X
-    assert relative(G, X @ X.mT) < 1e-12
-    assert relative(C, X @ E.mT) < 1e-12
-    whole, residual = solves.Rows(phi, y, bias, piece).features(W)
-    assert torch.equal(whole, X.double())
-    assert relative(residual, E) < 1e-12
+    moments = Batch(phi, y, bias=bias).moments(W)
+    X = torch.cat([phi, torch.ones(4, n, 1)], 2) if bias else phi
+    E = y - X @ W.mT
+    assert relative(moments.G, X.mT @ X) < 1e-12
+    assert relative(moments.C, X.mT @ E) < 1e-12
+    assert relative(moments.ee, E.square().sum(1)) < 1e-12
+    assert torch.equal(extend(phi, bias)[..., : d + bias], X)
 
 
 def test_bad_input_is_named():
@@ -160,7 +161,7 @@ def test_bad_input_is_named():
         stack([Candidate(0.1)]).feed(torch.zeros(2, 10, 12, 2), torch.zeros(2, 10, 12, 1))
     with pytest.raises(ValueError, match=r"expected X \(2, N, ..., f\)"):
         stack([Candidate(0.1)]).feed(torch.zeros(2, 10, 12, 1), torch.zeros(2, 10, 11, 1))
-    with pytest.raises(ValueError, match="or an FNO1d, got ReLU"):
+    with pytest.raises(ValueError, match="or a backbone with `stacked\\(\\)`, got ReLU"):
         Stack([torch.nn.ReLU()], [Candidate(0.1)], 1, batch_size=1, total=1)
     with pytest.raises(ValueError, match="the same sizes"):
         Stack([FNO1d(4, 2), FNO1d(4, 3)], [Candidate(0.1)], 1, batch_size=1, total=1)

@@ -58,7 +58,7 @@ def test_it_is_training_alone(batch, pool):
         assert distance(made.W[k], model.first.W) < 1e-6, k
         assert distance(made.w[k], model.second.W) < 1e-6, k
         for net, own in ((made.psi, model.psi), (made.phi, model.phi)):
-            for trained, p in zip(net.params, own.parameters()):
+            for trained, p in zip(net.params.views, own.parameters()):
                 shown = trained[k] if trained[k].shape == p.shape else trained[k][:, : p.shape[1]]
                 assert distance(shown, p) < 1e-6, k
         X, f = points["test"]

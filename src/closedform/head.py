@@ -36,7 +36,7 @@ class ClosedFormLinear(StoredLinear):
     rule: what is remembered of earlier batches: `Ridge`, `Proximal` (the default, with `lam="auto"`), `Ema`, `Kalman`.
         Their lambda and beta are in sum units: not divided by the batch size.
     loss: what is minimised: `Squared` (the default), `OneHotSquared`, `GeneralizedSquared`, `CrossEntropy`, `Logistic`,
-        `Huber`, or one of your own (see `closedform.solver.losses`). The losses of classes take integer labels. lambda and beta
+        `Huber`, or one of your own (see `closedform.losses`). The losses of classes take integer labels. lambda and beta
         stand beside the loss as it is written there, summed over the batch.
     init: "zeros", "lecun", "xavier" or "he" (normal, as in the paper; the bias is always zero).
     process_group: None uses the default group where one is initialised, False solves on each process alone.

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..solver.rules import Kalman, Memory, Proximal, Ridge, Rule
+from ..solver.rules import Kalman, Proximal, Ridge, Rule
 from ..solver.systems import Batch
+from ..stack.heads import Heads
 
 First = tuple[Tensor, Tensor]  # x, z
 Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o
@@ -51,32 +52,10 @@ class Rules:
         return Rules(Ridge(beta_1), Ridge(beta_1), Ridge(beta_2))
 
 
-class Layer:
-    """A solved layer `W (o, D)` in float64 with the memory of its rule."""
-
-    def __init__(self, rule: Rule, features: int, outputs: int, generator: torch.Generator | None):
-        self.rule = rule
-        W = torch.randn(outputs, features, generator=generator, dtype=torch.float64)
-        self.W = W / math.sqrt(features)  # LeCun's
-        self.memory: Memory = rule.memory(features, outputs)
-        self.step = torch.zeros((), dtype=torch.long)
-        self.rejected = 0
-
-    def solve(self, phi: Tensor, y: Tensor) -> None:
-        """Take in a batch; a solve that fails leaves the layer as it was, and is counted."""
-        found = self.rule.update(self.W, Batch(phi, y, bias=False), self.memory, self.step)
-        if not bool(found.ok) or not bool(torch.isfinite(found.W).all()):
-            self.rejected += 1
-            return
-        self.W, self.step = found.W, self.step + 1
-        self.memory = {**self.memory, **found.memory}
-
-    def state(self) -> dict[str, Tensor]:
-        return {"W": self.W, "step": self.step, **{f"memory.{name}": value for name, value in self.memory.items()}}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.W, self.step = state["W"], state["step"]
-        self.memory = {name: state[f"memory.{name}"] for name in self.memory}
+def layer(rule: Rule, features: int, outputs: int, generator: torch.Generator | None) -> Heads:
+    """A solved layer `W (o, D)` in float64, drawn as LeCun has it; the bias is a feature like the others."""
+    W = torch.randn(outputs, features, generator=generator, dtype=torch.float64) / math.sqrt(features)
+    return Heads(W, rule, bias=False)
 
 
 def ones(features: Tensor) -> Tensor:
@@ -135,8 +114,8 @@ class DFIV:
         self.skipped = 0  # gradient steps whose loss was not finite
         d, k, q = (*widths, 0)[:3]
         self.widths = d, k, q
-        self.first = Layer(self.rules.first, k + 1, d, generator)
-        self.second = Layer(self.rules.second, (d + 1) * (q + 1 if xi is not None else 1), outputs, generator)
+        self.first = layer(self.rules.first, k + 1, d, generator)
+        self.second = layer(self.rules.second, (d + 1) * (q + 1 if xi is not None else 1), outputs, generator)
         joint = list(psi.parameters())
         if xi is not None and not covariate_steps:
             joint += list(xi.parameters())
@@ -178,10 +157,9 @@ class DFIV:
 
     def inner(self, phi1: Tensor, psi1: Tensor) -> Tensor:
         """`W*(theta_X)`: the stage-one layer solved with the rule `inner`, differentiable in psi1."""
-        layer = self.first
-        rule = self.rules.inner
-        memory = layer.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[1], self.widths[0])
-        return rule.update(layer.W, Batch(phi1, psi1, bias=False), memory, layer.step).W
+        first, rule = self.first, self.rules.inner
+        memory = first.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[1], self.widths[0])
+        return rule.update(first.W, Batch(phi1, psi1, bias=False), memory, first.step).W
 
     def _stage_two(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
         """Lines 11 to 15: theta_X by a gradient step through `W*(theta_X)`, then w."""
@@ -258,15 +236,16 @@ class DFIV:
         """Everything that the next step depends on, as nested dicts of tensors and numbers."""
         return {
             "networks": [net.state_dict() for net in self.modules()],
-            "layers": [layer.state() for layer in (self.first, self.second)],
+            "layers": [{"W": heads.W, **heads.state()} for heads in (self.first, self.second)],
             "optimizers": [optimizer.state_dict() for optimizer in self._trained()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         for net, saved in zip(self.modules(), state["networks"]):
             net.load_state_dict(saved)
-        for layer, saved in zip((self.first, self.second), state["layers"]):
-            layer.restore(saved)
+        for heads, saved in zip((self.first, self.second), state["layers"]):
+            for name, tensor in {"W": heads.W, **heads.state()}.items():
+                tensor.copy_(saved[name])
         for optimizer, saved in zip(self._trained(), state["optimizers"]):
             optimizer.load_state_dict(saved)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..solver import lambdas, linalg
 from ..solver.lambdas import per_sample
+from ..solver.systems import least_squares
 from .algorithm import DFIV
 from .loop import Data, Split
 
@@ -58,11 +59,10 @@ def fit(X: Tensor, Y: Tensor, beta: Beta, free: Tensor | None = None) -> tuple[T
 
 
 def _ridge(X: Tensor, Y: Tensor, beta: Beta) -> Tensor:
-    rows = linalg.Rows(X, Y, len(X))
-    system = rows if len(X) <= X.shape[1] else rows.moments()
-    if not isinstance(system, linalg.Rows):
-        system.rows = lambda: rows
-    return linalg.ridge(system, lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long))).update
+    system = least_squares(X, Y)
+    return linalg.ridge(
+        system, lambdas.resolve(beta, system, torch.zeros((), dtype=torch.long, device=X.device))
+    ).update
 
 
 @dataclass

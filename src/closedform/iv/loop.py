@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..stack.optimizers import cosine
 from .algorithm import DFIV
 
 
@@ -84,15 +84,6 @@ def batches(rows: Tensor, size: int, seed: int) -> Iterator[Tensor]:
         epoch += 1
 
 
-def cosine(t: int, total: int) -> float:
-    """From 1 to almost 0 along half a cosine.
-
-    >>> cosine(0, 10), round(cosine(5, 10), 3)
-    (1.0, 0.5)
-    """
-    return 0.5 * (1 + math.cos(math.pi * t / total))
-
-
 def train(
     model: DFIV,
     data: Data,
@@ -101,7 +92,6 @@ def train(
     iterations: int,
     batch_size: int,
     lr: float,
-    second_batch: int | None = None,
     fresh: bool = False,
     decay: bool = True,
     seed: int = 0,
@@ -110,7 +100,7 @@ def train(
 ) -> DFIV:
     """Iterations `start` to `iterations` of Algorithm 3. Returns the model.
 
-    batch_size: of stage one, and of stage two where `second_batch` is not given.
+    batch_size: of both stages.
     fresh: whether each of the T1 inner steps has a stage-one batch of its own; the paper draws one for all, which in the
         same time was better on sprites and as good on demand (docs/iv.md).
     decay: whether the learning rate falls along half a cosine.
@@ -123,7 +113,7 @@ def train(
     if last >= len(data.y):
         raise ValueError(f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these")
     first = batches(split.first, batch_size, 2 * seed)
-    second = batches(split.second, second_batch or batch_size, 2 * seed + 1)
+    second = batches(split.second, batch_size, 2 * seed + 1)
     whole = batch_size >= len(split.first)
     X1, Z1 = (data.X[split.first], data.Z[split.first]) if whole else (data.X, data.Z)  # not copied at every step
     draws = model.T1 if fresh and not whole else 1
@@ -132,7 +122,7 @@ def train(
         rows = next(second)
         if t < start:
             continue
-        model.set_lr(lr * (cosine(t, iterations) if decay else 1.0))
+        model.set_lr(lr * (cosine(t / iterations) if decay else 1.0))
         one = [(X1, Z1)] if whole else [(X1[part], Z1[part]) for part in parts]
         model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
         if after is not None:

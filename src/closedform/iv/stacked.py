@@ -16,17 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..solver import elimination
+from ..solver import linalg
 from ..solver.lambdas import per_sample
-from ..solver.rules import Kalman
-from ..stack import optimizers, solves
+from ..solver.rules import Kalman, Penalised, check_side_by_side, side_by_side
+from ..solver.systems import Batch, least_squares
+from ..stack import optimizers
+from ..stack.heads import Heads
 from ..stack.models import WARM, _products, take_back
-from ..stack.networks import Perceptron
+from ..stack.networks import Parameters, Perceptron
 from . import DFIV, Data, Rules, Split, evaluation
 from .loop import batches
 from .networks import Pool
@@ -45,7 +47,7 @@ class Candidate:
         if not self.lr > 0:
             raise ValueError(f"a candidate needs a positive learning rate, got lr={self.lr}")
         for rule in (self.rules.first, self.rules.inner, self.rules.second):
-            solves.check(rule)
+            check_side_by_side(rule)
             if isinstance(rule, Kalman):
                 raise ValueError(f"a stack of instrumental-variable models takes Ridge and Proximal, got {rule}")
 
@@ -63,12 +65,12 @@ class _Net:
     def __init__(self, net: nn.Module, count: int, decay: float, device: torch.device):
         self.pool = net[0] if isinstance(net, nn.Sequential) and isinstance(net[0], Pool) else nn.Identity()
         body = net[1] if isinstance(net, nn.Sequential) and isinstance(net[0], Pool) else net
-        self.stacked = Perceptron(body)
+        self.stacked = Perceptron.of(body)
         self.width = self.stacked.width
         self.widest = max(p.shape[0] for p in body.parameters())
-        self.params = [p.repeat_interleave(count, 0).to(device).requires_grad_() for p in self.stacked.params([body])]
+        self.params = Parameters([p.repeat_interleave(count, 0) for p in self.stacked.params([body])], device)
         self.optimizer = optimizers.Adam(decay=decay)
-        self.states = [self.optimizer.state(p) for p in self.params]
+        self.states = [self.optimizer.state(p) for p in self.params.views]
 
     def prepared(self, X: Tensor) -> Tensor:
         with torch.no_grad():
@@ -76,24 +78,25 @@ class _Net:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Features `(M, d, n)` of prepared rows `(n, f)`."""
-        return self.stacked.forward(self.params, x[None])
+        return self.seen(x)[0]
 
-    def descend(self, out: Tensor, gradient: Tensor, lr: Tensor, t: Tensor) -> None:
+    def seen(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The features, and what `descend` has to know of them."""
+        return self.stacked.forward(self.params.views, x[None])
+
+    def descend(self, seen: Any, gradient: Tensor, lr: Tensor, t: Tensor) -> None:
         """A step along the gradient of the features; models whose gradient is not finite keep their weights, though
         their moments decay as by a gradient of zero."""
         finite = torch.isfinite(gradient.sum((1, 2)))
-        gradient = torch.where(finite[:, None, None], gradient, 0.0).to(out.dtype)
+        gradient = torch.where(finite[:, None, None], gradient, 0.0).to(self.params.flat.dtype)
         rate = torch.where(finite, lr, 0.0)
-        found = torch.autograd.grad(out, self.params, gradient)
-        for p, g, state in zip(self.params, found, self.states):
+        self.stacked.backward(self.params.views, seen, gradient, self.params.gradients)
+        for p, g, state in zip(self.params.views, self.params.gradients, self.states):
             self.optimizer.update_(p, g, state, rate, t)
 
     def select(self, index: Tensor) -> None:
-        for i, (p, states) in enumerate(
-            zip(self.params, self.states)
-        ):  # one by one: there may be no room for two of all
-            self.params[i] = p.detach().index_select(0, index).requires_grad_()
-            self.states[i] = tuple(s.index_select(0, index) for s in states)
+        self.params = self.params.selected(lambda p: p.index_select(0, index))
+        self.states = [tuple(s.index_select(0, index) for s in states) for states in self.states]
 
 
 class IVStack:
@@ -156,18 +159,17 @@ class IVStack:
     def _arrange(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
         self.lr = torch.tensor([c.lr for c in candidates], dtype=torch.float64, device=self.device)
-        made = []
-        for name, features in (
-            ("first", self.W.shape[2]),
-            ("inner", self.W.shape[2]),
-            ("second", self.w.shape[2]),
-        ):
+
+        def heads(name: str, W: Tensor) -> Heads:
             rules = [getattr(c.rules, name) for c in candidates]
             # the one of the bias is a feature like the others
-            lambdas = solves.Lambdas(rules, [False] * len(rules), features, False, self.device)
-            made.append(solves.Solved.of(rules, lambdas, self.device))
-        self._first, self._inner, self._second = made
-        self._ones = torch.ones(len(candidates), dtype=torch.float64, device=self.device)
+            return Heads(W, side_by_side(rules, W.shape[2], False, device=self.device), bias=False)
+
+        self._first, self._inner, self._second = (
+            heads("first", self.W),
+            heads("inner", self.W),
+            heads("second", self.w),
+        )
         self._graph: torch.cuda.CUDAGraph | None = None
         self._eager = 0
 
@@ -211,58 +213,53 @@ class IVStack:
         graph.replay()
         self._graph = graph
 
+    @torch.no_grad()
     def _step(self) -> None:
         one, two = self._rows
         x1, z1, z2 = self._X.index_select(0, one), self._Z.index_select(0, one), self._Z.index_select(0, two)
         y = self._y.index_select(0, two).double().T[None]
-        with torch.no_grad():
-            targets = self.psi(x1).double()
+        targets = self.psi(x1).double()
         for _ in range(self.T1):
             self._stage_one(z1, targets)
-        with torch.no_grad():
-            X1, X2 = _ones(self.phi(z1)), _ones(self.phi(z2))
-            S = self._factor(X1)
-            base = self._inner.keep * self.W
+        X1, X2 = _ones(self.phi(z1)), _ones(self.phi(z2))
+        star = self._star(X1)
         for _ in range(self.T2):
-            self._stage_two(x1, X1, X2, S, base, y)
+            self._stage_two(x1, X2, star, y)
 
     def _stage_one(self, z: Tensor, targets: Tensor) -> None:
-        with torch.enable_grad():
-            phi = self.phi(z)
-        residual = self.W @ _ones(phi.detach()) - targets
-        self.phi.descend(phi, 2 * self.W[:, :, :-1].mT @ residual, self.lr, self._steps[0])
+        phi, seen = self.phi.seen(z)
+        residual = self.W @ _ones(phi) - targets
+        self.phi.descend(seen, 2 * self.W[:, :, :-1].mT @ residual, self.lr, self._steps[0])
         self._steps[0] += 1
-        with torch.no_grad():
-            self.W.copy_(self._first(self.W, solves.Rows(self.phi(z), targets, True), self._ones))
+        self._first.solve(_ones(self.phi(z)).mT, targets.mT)
 
-    def _factor(self, X: Tensor) -> Tensor:
-        """`S = (X X^T + lam)^-1 X`, `(M, D, n)`."""
-        D, n = X.shape[1:]
-        lam = self._inner.lambdas(torch.linalg.vector_norm(X, dim=2).square(), self._ones, n)
-        scale = lam.rsqrt()[:, :, None]
-        X = X * scale
-        if n <= D:
-            inverse = torch.eye(n, dtype=X.dtype, device=X.device).expand(len(X), n, n)
-            found, ok = elimination.solve(solves._shifted(X.mT @ X), inverse)
-            S = X @ found
-        else:
-            S, ok = elimination.solve(solves._shifted(X @ X.mT), X)
-        return torch.where(ok[:, None, None], S * scale, torch.nan)
+    def _star(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """`W*` as a function of psi: `W* = base + psi S^T`, which is the layer that the inner rule solves for targets of
+        zero, and how it answers to each of the targets."""
+        M, _, n = X.shape
+        rule, d = self._inner.rule, self.W.shape[1]
+        assert isinstance(rule, Penalised)
+        at_zero = Batch(X.mT, torch.zeros(M, n, d, dtype=X.dtype, device=X.device), bias=False)
+        base, _, ok, _ = rule.update(self.W, at_zero, {}, self._inner.step)
+        eye = torch.eye(n, dtype=X.dtype, device=X.device).expand(M, n, n)
+        answers = Batch(X.mT, eye, bias=False).system(None)
+        ST = linalg.ridge(answers, rule.coefficient.of(answers, self._inner.step)).update.mT  # pyright: ignore
+        return torch.where(ok[:, None, None], base, torch.nan), ST.mT
 
-    def _stage_two(self, x1: Tensor, X1: Tensor, X2: Tensor, S: Tensor, base: Tensor, y: Tensor) -> None:
+    def _stage_two(self, x1: Tensor, X2: Tensor, star: tuple[Tensor, Tensor], y: Tensor) -> None:
+        base, answers = star  # (M, d, D) and (M, n, D)
+
         def predicted(psi: Tensor) -> Tensor:
-            return (base + (psi.double() - base @ X1) @ S.mT) @ X2
+            return (base + psi.double() @ answers) @ X2
 
-        with torch.enable_grad():
-            psi = self.psi(x1)
+        psi, seen = self.psi.seen(x1)
         w = self.w[:, :, :-1]
-        residual = w @ predicted(psi.detach()) + self.w[:, :, -1:] - y
+        residual = w @ predicted(psi) + self.w[:, :, -1:] - y
         self._loss += residual.square().mean((1, 2))
-        self.psi.descend(psi, (2 * w.mT @ residual) @ X2.mT @ S, self.lr, self._steps[1])
+        self.psi.descend(seen, (2 * w.mT @ residual) @ X2.mT @ answers.mT, self.lr, self._steps[1])
         self._steps[1] += 1
-        with torch.no_grad():
-            features = predicted(self.psi(x1))
-            self.w.copy_(self._second(self.w, solves.Rows(features, y, True), self._ones))
+        features = _ones(predicted(self.psi(x1)))
+        self._second.solve(features.mT, y.mT.expand(len(features), -1, -1))
 
     # ---- What one wants to know ------------------------------------------------------------------
 
@@ -312,8 +309,8 @@ class IVStack:
         """Everything that training has changed, as tensors; `restore` takes it back."""
         state = {"W": self.W, "w": self.w, "loss": self._loss, "t": torch.tensor(self.t), "steps": self._steps}
         for name, net in (("psi", self.psi), ("phi", self.phi)):
-            for i, (p, states) in enumerate(zip(net.params, net.states)):
-                state[f"{name}.{i}"] = p.detach()
+            for i, (p, states) in enumerate(zip(net.params.views, net.states)):
+                state[f"{name}.{i}"] = p
                 state |= {f"{name}.{i}.{j}": s for j, s in enumerate(states)}
         return state
 
@@ -350,9 +347,6 @@ def _ridge(X: Tensor, Y: Tensor, beta: per_sample) -> tuple[Tensor, Tensor]:
     """`Y ~ W X + b` with an intercept that is not penalised."""
     assert isinstance(beta.lam, (int, float))
     x, y = X.mean(2, keepdim=True), Y.mean(2, keepdim=True)
-    X, Y = X - x, Y - y
-    G = X @ X.mT
-    G.diagonal(dim1=1, dim2=2).add_(beta.lam * X.shape[2])
-    found, ok = elimination.solve(G, X @ Y.mT)
-    W = torch.where(ok[:, None, None], found, torch.nan).mT
+    update, ok = linalg.ridge(least_squares((X - x).mT, (Y - y).mT), beta.lam * X.shape[2])
+    W = torch.where(ok[:, None, None], update, torch.nan)
     return W, y - W @ x

@@ -48,8 +48,7 @@ def ridge(rows: ClassRows, lam: float | Tensor) -> Solution:
     if route.may_branch(K) and bool(route.ill_conditioned(K.diagonal(), lam)):
         return _svd(rows, lam)
     L, ok = linalg.factor_shifted_(K, lam)
-    solution = Solution(_dual(rows, lam, L) if few else factored(rows, L), ok)
-    return Solution(solution.update, ok & (lam > 0)) if isinstance(lam, Tensor) else solution
+    return Solution(_dual(rows, lam, L) if few else factored(rows, L), ok)
 
 
 def factored(rows: System, L: Tensor) -> Tensor:

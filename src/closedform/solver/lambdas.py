@@ -228,7 +228,8 @@ class SideBySide:
         self.rate = rate
         self._follows, self._all_follow, self._relative = any(follow), all(follow), bool((kind > 0).any())
         self._by_feature, self._by_sample = bool((kind == 2).any()), bool(each.any())
-        smallest = float(base.min()) if bool((kind == 1).all()) else None
+        self._plain = bool((kind == 1).all())  # all of them relative to the mean: the usual case, and the quick one
+        smallest = float(base.min()) if self._plain else None
         self._trace = None if smallest is None else features / smallest
 
     def of(self, system: System, step: Tensor) -> Tensor:
@@ -237,7 +238,9 @@ class SideBySide:
         if self._follows:
             assert self.rate is not None
             share = self.rate.to(lam.dtype).clamp(min=FLOOR).unsqueeze(1)
-            lam = lam / torch.where(self.follow, share, torch.ones_like(share))
+            lam = lam / (share if self._all_follow else torch.where(self.follow, share, 1.0))
+        if self._plain:
+            return units(system) * lam
         if self._by_sample:
             n = system.n.unsqueeze(-1) if isinstance(system.n, Tensor) and system.n.ndim else system.n
             lam = lam * (1 + (n - 1) * self.each.to(lam.dtype))

@@ -53,16 +53,7 @@ def factor(system: System, lam: float | Tensor) -> Factor:
     lam: a number, a tensor `()` or `(M,)`, or one value a feature, `(D,)` or `(M, D)`."""
     if isinstance(lam, (int, float)) and lam == 0:
         return minimum_norm(system)
-    solve = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
-    if not isinstance(lam, Tensor):
-        return solve
-    positive = (lam > 0).all(-1) if _by_feature(system, lam) else lam > 0
-
-    def checked(other: System) -> Solution:
-        update, ok = solve(other)
-        return Solution(update, ok & positive)
-
-    return checked
+    return _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
 
 
 def _by_feature(system: System, lam: float | Tensor) -> bool:
@@ -118,8 +109,8 @@ def _primal(moments: Moments, lam: float | Tensor) -> Factor:
 
 def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | None:
     """Which systems a Cholesky factor cannot do, where a look at them is free; None if it can do all."""
-    if not route.may_branch(K):
-        return None
+    if K.dtype == torch.float32 or not route.may_branch(K):
+        return None  # float32 is only taken where lambda is known to be large enough
     bad = route.ill_conditioned(K.diagonal(dim1=-2, dim2=-1), _on_diagonal(K, lam))
     return bad if bool(bad.any()) else None
 
@@ -176,8 +167,8 @@ def _yes(like: Tensor) -> Tensor:
 
 
 def _svd(X: Tensor, lam: float | Tensor) -> Factor:
-    """By the singular values of X itself, whose condition number is the root of the Gram matrix's. Those below rounding error
-    are noise, and what they multiply is left alone. On a device this waits: singular values are found by iteration."""
+    """By the singular values of X itself, whose condition number is the root of the Gram matrix's. Those below rounding
+    error are noise, and what they multiply is left alone. On a device this waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
     inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)

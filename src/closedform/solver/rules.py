@@ -81,6 +81,14 @@ def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) ->
     return majorise(batch, W, system, linalg.factor(system, lam), steps=batch.inner_steps)
 
 
+def _positive(ok: Tensor, lam: Lambda | per_sample, value: float | Tensor) -> Tensor:
+    """Where a user's own tensor or schedule gives a lambda that is not positive, the solve does not count. What is relative
+    to the features is positive by itself."""
+    if not isinstance(value, Tensor) or isinstance(lam, (str, lambdas.relative, lambdas.SideBySide)):
+        return ok
+    return ok & (value > 0).all()
+
+
 class Small(NamedTuple):
     """Ridge or proximal with one lambda: see `closedform.solver.cuda.solve_`."""
 
@@ -154,6 +162,7 @@ class Penalised(Rule):
         system = batch.system(old, route.precision(W.device, bound))
         value = _value(lam, memory, system, step, self._name, positive=self._name == "lambda")
         update, ok = fit(batch, old, system, value)
+        ok = _positive(ok, lam, value)
         new = update if old is None else old + update
         return Step(new if isinstance(mix, float) and mix == 1 else (1 - mix) * W + mix * new, {}, ok)
 

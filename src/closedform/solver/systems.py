@@ -62,7 +62,7 @@ class Rows:
 
     def moments(self) -> Moments:
         D = self.X.shape[-1]
-        return Moments(self.gram(), (self.wide.mT @ self.E)[..., :D, :], self.ee, self.n, self.bias)
+        return Moments(self.gram(), (self.wide.mT @ self.E)[..., :D, :], lambda: self.ee, self.n, self.bias)
 
     def scaled(self, scale: Tensor) -> Rows:
         """In other units: every feature multiplied by its scale `(..., D)`."""
@@ -97,11 +97,12 @@ class ClassRows(Rows):
 
 @dataclass
 class Moments:
-    """A batch as moments: `G = X^T X (..., D, D)`, `C = X^T E (..., D, o)` and `ee (..., o)`, the squared residuals summed."""
+    """A batch as moments: `G = X^T X (..., D, D)`, `C = X^T E (..., D, o)` and the squared residuals summed, `ee (..., o)`,
+    which not every rule asks for."""
 
     G: Tensor
     C: Tensor
-    ee: Tensor
+    squares: Tensor | Callable[[], Tensor]
     n: int | float | Tensor = 0
     bias: bool = False
     rows: Callable[[], Rows] | None = None  # where the rows are still at hand, for the route that needs them
@@ -112,6 +113,12 @@ class Moments:
 
     def diagonal(self) -> Tensor:
         return self.G.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def ee(self) -> Tensor:
+        if not isinstance(self.squares, Tensor):
+            self.squares = self.squares()
+        return self.squares
 
     def moments(self) -> Moments:
         return self
@@ -262,8 +269,7 @@ class Batch:
         if torch.compiler.is_compiling():
             pieces = [(0, n)]
         else:
-            size = route.piece(self.phi[..., 0, 0].numel() if n else 1, self.features, self.phi.device)
-            pieces = [(low, min(low + size, n)) for low in range(0, max(n, 1), size)]
+            pieces = [(low, min(low + self._piece, n)) for low in range(0, max(n, 1), self._piece)]
         for low, high in pieces:
             yield self._rows(W, low, high, W_k, dtype)
 
@@ -271,20 +277,37 @@ class Batch:
         """The moments of the residuals against `W`, however few rows there are."""
         dtype = route.precision(self.phi.device) if dtype is None else dtype
         total = None
-        for rows in self._pieces(W, dtype):
-            part = rows.moments()
+        for part in self._parts(W, dtype):
             if total is None:
                 total = part
             else:
                 total.G += part.G
                 total.C += part.C
-                total.ee += part.ee
+                total.squares = total.ee + part.ee
                 total.n = total.n + part.n
         assert total is not None
         if self.sizes is None:
             total.rows = lambda: self._rows(W, 0, self.phi.shape[-2], None, dtype)
             return total
         return reduced(total, self.group)
+
+    def _parts(self, W: Tensor | None, dtype: torch.dtype) -> Iterator[Moments]:
+        n = self.phi.shape[-2]
+        if self.weight is None or self.residual is None or n > self._piece:
+            for rows in self._pieces(W, dtype):
+                yield rows.moments()
+            return
+        # the residuals are there: weights need no root
+        X, E = extend(self.phi, self.bias, dtype), self.residual.to(dtype)
+        weight = self.weight.to(dtype)
+        XT = (X * weight.unsqueeze(-1)).mT
+        squares = lambda: (weight.unsqueeze(-1) * E.square()).sum(-2)  # noqa: E731
+        yield Moments(XT @ X, XT @ E, squares, weight.sum(-1), self.bias)
+
+    @property
+    def _piece(self) -> int:
+        models = math.prod(self.phi.shape[:-2])
+        return route.piece(models, self.features, self.phi.device)
 
 
 def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:

@@ -9,8 +9,8 @@ A step has no branch and no wait for the device, so on CUDA it is captured once 
     stack.advance(1000)
     errors = stack.evaluate(X_test, Y_test)      # (S, K) mean squared errors
 
-A Fourier neural operator (`closedform.paper.models.fno`) has fields instead, (S, N, points, channels) and (S, N, points, o), and a
-last layer that all points share.
+A Fourier neural operator (`closedform.paper.models.fno`) has fields instead, (S, N, points, channels) and
+(S, N, points, o), and a last layer that all points share.
 
 Each model equals the same one trained alone with `closedform.training` to rounding; `module` takes it out. Models do not
 mix, so one that diverges (its parameters become NaN) disturbs no other, and `keep` drops it.
@@ -23,15 +23,16 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..solver.rules import Kalman, Rule
+from ..solver.rules import Kalman, Rule, check_side_by_side, side_by_side
 from ..state import INITS
-from . import optimizers, solves
-from .networks import network
+from . import optimizers
+from .heads import Heads
+from .networks import Parameters, network
 
 WARM = 3  # eager steps before a capture, which CUDA libraries use to set themselves up
 
@@ -57,7 +58,7 @@ class Candidate:
         if self.init not in INITS:
             raise ValueError(f"init must be one of {', '.join(INITS)}, got {self.init!r}")
         if self.rule is not None:
-            solves.check(self.rule)
+            check_side_by_side(self.rule)
         elif self.follow:
             raise ValueError("follow=True needs a rule whose memory can follow the rate, got rule=None")
 
@@ -65,8 +66,7 @@ class Candidate:
 class Stack:
     """S seeds by K candidates as one model.
 
-    backbones: one network a seed, `nn.Sequential` of linear layers each followed by GELU (`closedform.stack.networks`), or an
-        `FNO1d` (`closedform.paper.models.fno`).
+    backbones: one network a seed: an `mlp`, or a module with `stacked()`, such as `closedform.paper.models.fno.FNO1d`.
     algorithm: the paper's 1 (solve, then step) or 2 (step, then solve on the same batch).
     reduction: the loss is the mean over samples (and their points) and the "mean" or "sum" over outputs. Learning rates
         refer to it.
@@ -106,7 +106,7 @@ class Stack:
         S, K = len(backbones), len(candidates)
         stacked = [p.repeat_interleave(K, 0) for p in self._network.params(backbones)]
         dtype = stacked[0].dtype
-        self.params = [p.to(self.device).requires_grad_() for p in stacked]
+        self.params = Parameters(stacked, self.device)
         head = torch.zeros(S, K, outputs, self.features, dtype=dtype)
         for s, seed in enumerate(self.seeds):
             for k, candidate in enumerate(candidates):
@@ -133,29 +133,36 @@ class Stack:
         lr = torch.tensor([c.lr for c in self.candidates], dtype=torch.float64, device=self.device)
         self._lr = lr.expand(S, K).contiguous()
         self._decays = torch.tensor([c.cosine for c in self.candidates], device=self.device).expand(S, K).contiguous()
-        groups = []
-        for low, high in ((self._cut[0], self._cut[1]), (self._cut[1], K)):
-            rules = [c.rule for c in self.candidates[low:high] if c.rule is not None] * S
-            follow = [c.follow for c in self.candidates[low:high]] * S
-            lambdas = solves.Lambdas(rules, follow, self.features, self.bias, self.device)
-            groups.append((rules, lambdas))
-        (rules, lambdas), (filters, priors) = groups
-        self._solved = solves.Solved.of(rules, lambdas, self.device) if rules else None
-        self._filtered = solves.Filtered(filters, priors, self.features, self.device) if filters else None
+        self._groups: dict[str, Heads] = {}
+        self._rates: dict[str, Tensor] = {}  # as shares of their base, for memories that follow them
+        for name, models in (("solved", slice(*self._cut)), ("filtered", slice(self._cut[1], K))):
+            own = self.candidates[models]
+            if own:
+                W = self.head[:, models].flatten(0, 1).clone()
+                self._rates[name] = torch.ones(len(W), dtype=torch.float64, device=self.device)
+                rule = side_by_side(
+                    [c.rule for c in own if c.rule is not None] * S,
+                    self.features,
+                    self.bias,
+                    follow=[c.follow for c in own] * S,
+                    rate=self._rates[name],
+                    device=self.device,
+                )
+                self._groups[name] = Heads(W, rule, bias=self.bias)
         self._learned = self.head[:, : self._cut[0]]
-        self._states = [self.optimizer.state(p) for p in (*self.params, self._learned)]
+        self._states = [self.optimizer.state(p) for p in (*self.params.views, self._learned)]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._eager = 0
+
+    def _models(self, group: str) -> slice:
+        """The places of a group's models."""
+        return slice(*self._cut) if group == "solved" else slice(self._cut[1], len(self.candidates))
 
     def _select(self, models: list[int]) -> None:
         """Keep these models of every seed, in this order."""
         S = len(self.seeds)
         index = torch.tensor(models, device=self.device)
-        with torch.no_grad():
-            self.params = [
-                p.unflatten(0, (S, -1)).index_select(1, index).flatten(0, 1).contiguous().requires_grad_()
-                for p in self.params
-            ]
+        self.params = self.params.selected(lambda p: p.unflatten(0, (S, -1)).index_select(1, index).flatten(0, 1))
         self.head = self.head.index_select(1, index)
         self.train_loss = self.train_loss.index_select(1, index)
 
@@ -206,7 +213,7 @@ class Stack:
                 self._capture()
             else:
                 with _products(self.tf32):
-                    self._step(first=self.t == 0)
+                    self._step()
                 self._eager += 1
             self.t += 1
 
@@ -214,7 +221,7 @@ class Stack:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with _products(self.tf32), torch.cuda.graph(graph):
-            self._step(first=False)
+            self._step()
         graph.replay()
         self._graph = graph
 
@@ -225,26 +232,26 @@ class Stack:
         x = self._X.index_select(0, index.flatten()).unflatten(0, shape)
         return x, _rows(self._Y.index_select(0, index.flatten()).unflatten(0, shape))
 
-    def _step(self, first: bool) -> None:
+    @torch.no_grad()
+    def _step(self) -> None:
         x, y = self._batch()
         factor = torch.where(self._decays, self._cosine.index_select(0, self._t.view(1)), 1.0)
-        with torch.enable_grad():
-            phi = self._forward(x)
+        phi, seen = self._network.forward(self.params.views, x)
         if self.algorithm == 1:
-            self._solve(phi.detach(), y, factor, first)
-        gradient = self._descend(phi, y)
+            self._solve(phi, y, factor)
+        learned = self._descend(phi, seen, y)
         rate = self._lr * factor
-        rates = [rate.flatten()] * len(self.params) + [rate[:, : self._cut[0]]]
-        for p, g, state, lr in zip((*self.params, self._learned), gradient, self._states, rates):
+        rates = [rate.flatten()] * len(self.params.views) + [rate[:, : self._cut[0]]]
+        gradients = (*self.params.gradients, learned)
+        for p, g, state, lr in zip((*self.params.views, self._learned), gradients, self._states, rates):
             self.optimizer.update_(p, g, state, lr, self._t)
         if self.algorithm == 2:
-            with torch.no_grad():
-                self._solve(self._forward(x), y, factor, first)
+            self._solve(self._forward(x), y, factor)
         self._t += 1
 
     def _forward(self, x: Tensor) -> Tensor:
         """Features `(S K, d, n)` of a batch `x (S, n, f)`."""
-        return self._network.forward(self.params, x)
+        return self._network.forward(self.params.views, x)[0]
 
     def _predict(self, phi: Tensor) -> Tensor:
         """`(S, K, o, n)`."""
@@ -252,36 +259,29 @@ class Stack:
         z = torch.bmm(W[:, :, : self.width], phi)
         return (z + W[:, :, self.width :] if self.bias else z).unflatten(0, self.head.shape[:2])
 
-    @torch.no_grad()
-    def _descend(self, phi: Tensor, y: Tensor) -> list[Tensor]:
-        """The gradient of the loss in the backbones and in the learned layers."""
+    def _descend(self, phi: Tensor, seen: Any, y: Tensor) -> Tensor:
+        """The gradient of the loss in the backbones, left with the parameters, and in the learned layers."""
         S, K, o, n = *self.head.shape[:3], y.shape[2]
-        residual = self._predict(phi.detach()) - y[:, None]
+        residual = self._predict(phi) - y[:, None]
         self.train_loss += residual.square().mean((2, 3))
         g = residual * (2 / (n * o) if self.reduction == "mean" else 2 / n)
         W = self.head.flatten(0, 1)[:, :, : self.width]
-        dphi = torch.bmm(W.mT, g.flatten(0, 1))
-        gradient = list(torch.autograd.grad(phi, self.params, dphi))
+        self._network.backward(self.params.views, seen, torch.bmm(W.mT, g.flatten(0, 1)), self.params.gradients)
         learned = self._cut[0]
-        g, features = g[:, :learned], phi.detach().unflatten(0, (S, K))[:, :learned]
+        g, features = g[:, :learned], phi.unflatten(0, (S, K))[:, :learned]
         dW = g @ features.mT
-        return [*gradient, torch.cat([dW, g.sum(3, keepdim=True)], 3) if self.bias else dW]
+        return torch.cat([dW, g.sum(3, keepdim=True)], 3) if self.bias else dW
 
-    @torch.no_grad()
-    def _solve(self, phi: Tensor, y: Tensor, factor: Tensor, first: bool) -> None:
+    def _solve(self, phi: Tensor, y: Tensor, factor: Tensor) -> None:
         S, K = self.head.shape[:2]
-        phi = phi.unflatten(0, (S, K))
-        low, high = self._cut
-        for group, cut in ((self._solved, slice(low, high)), (self._filtered, slice(high, K))):
-            if group is None:
-                continue
-            W, rates = self.head[:, cut].flatten(0, 1).double(), factor[:, cut].flatten()
-            rows = solves.Rows(phi[:, cut].flatten(0, 1), y, self.bias)
-            if isinstance(group, solves.Solved):
-                W = group(W, rows, rates)
-            else:
-                W = group(W, rows, rates, self._t, first)
-            self.head[:, cut] = W.unflatten(0, (S, -1)).to(self.head.dtype)
+        phi = phi.unflatten(0, (S, K)).mT
+        for name, heads in self._groups.items():
+            models = self._models(name)
+            self._rates[name].copy_(factor[:, models].flatten())
+            heads.W.copy_(self.head[:, models].flatten(0, 1))
+            targets = y.mT[:, None].expand(-1, len(heads.W) // S, -1, -1).flatten(0, 1)
+            heads.solve(phi[:, models].flatten(0, 1), targets)
+            self.head[:, models] = heads.W.unflatten(0, (S, -1))
 
     # ---- What one wants to know ------------------------------------------------------------------
 
@@ -296,15 +296,15 @@ class Stack:
             for x, y in zip(X.split(chunk, 1), Y.split(chunk, 1)):
                 predicted = self._predict(self._forward(self._prepared(x)))
                 total += (predicted - _rows(y.to(self.device))[:, None]).double().square().sum((2, 3))
-        return self._given(torch.nan_to_num(total / Y[0].numel(), nan=float("inf"), posinf=float("inf")))
+        return self._as_given(torch.nan_to_num(total / Y[0].numel(), nan=float("inf"), posinf=float("inf")))
 
     def average_loss(self, steps: int) -> Tensor:
         """The mean squared error on the training batches of the last `steps` steps, `(S, K)`; starts a new average."""
-        loss = self._given(torch.nan_to_num(self.train_loss / max(steps, 1), nan=float("inf"), posinf=float("inf")))
+        loss = self._as_given(torch.nan_to_num(self.train_loss / max(steps, 1), nan=float("inf"), posinf=float("inf")))
         self.train_loss.zero_()
         return loss
 
-    def _given(self, values: Tensor) -> Tensor:
+    def _as_given(self, values: Tensor) -> Tensor:
         places = torch.tensor([self._place[k] for k in sorted(self._place)], device=values.device)
         return values.index_select(1, places).cpu()
 
@@ -313,7 +313,7 @@ class Stack:
         place = self._place[candidate]
         backbone = copy.deepcopy(self._templates[seed])
         with torch.no_grad():
-            for own, stacked in zip(backbone.parameters(), self.params):
+            for own, stacked in zip(backbone.parameters(), self.params.views):
                 trained = stacked.unflatten(0, self.head.shape[:2])[seed, place]
                 own.copy_(self._network.own(trained, own.shape))
             W = self.head[seed, place].cpu()
@@ -328,10 +328,10 @@ class Stack:
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, as tensors; `restore` takes it back."""
         state = {"head": self.head, "train_loss": self.train_loss, "t": torch.tensor(self.t)}
-        state |= {f"param.{i}": p.detach() for i, p in enumerate(self.params)}
+        state |= {f"param.{i}": p for i, p in enumerate(self.params.views)}
         state |= {f"optimizer.{i}.{j}": s for i, states in enumerate(self._states) for j, s in enumerate(states)}
-        if self._filtered is not None:
-            state |= {f"filter.{name}": tensor for name, tensor in self._filtered.state().items()}
+        for group, heads in self._groups.items():
+            state |= {f"{group}.{name}": tensor for name, tensor in heads.state().items()}
         return state
 
     @torch.no_grad()
@@ -345,23 +345,26 @@ class Stack:
         state = self.state()
         S, K = self.head.shape[:2]
         places = [self._place[k] for k in candidates]
-        given = [self.candidates[place] for place in places]
-        learned, filtered = list(range(self._cut[0])), list(range(self._cut[1], K))
+        kept = [self.candidates[place] for place in places]
+        groups = {"solved": range(*self._cut), "filtered": range(self._cut[1], K), "learned": range(self._cut[0])}
         self._select(places)
-        self._arrange(given)
+        self._arrange(kept)
         # `_arrange` has made fresh memory; its order of models is found again by name
         sorted_places = [places[k] for k in sorted(self._place, key=self._place.__getitem__)]
+        last = f"optimizer.{len(self.params.views)}"
 
         def rows(name: str, tensor: Tensor) -> Tensor:
-            group = filtered if name.startswith("filter") else learned if tensor.ndim == 4 else list(range(K))
-            index = torch.tensor([group.index(p) for p in sorted_places if p in group], device=self.device)
-            stacked = tensor if tensor.ndim == 4 else tensor.unflatten(0, (S, -1))
-            chosen = stacked.index_select(1, index.long())
-            return chosen if tensor.ndim == 4 else chosen.flatten(0, 1)
+            """The models that stay, of a tensor with a row a model (a learned layer's has a seed first)."""
+            group = "learned" if name.startswith(last) else name.partition(".")[0]
+            those = list(groups.get(group, range(K)))
+            index = torch.tensor([those.index(p) for p in sorted_places if p in those], device=self.device)
+            by_seed = tensor if group == "learned" else tensor.unflatten(0, (S, -1))
+            chosen = by_seed.index_select(1, index.long())
+            return chosen if group == "learned" else chosen.flatten(0, 1)
 
         for name, tensor in self.state().items():
-            if name.startswith(("optimizer", "filter")):
-                tensor.copy_(rows(name, state[name]))
+            if name.startswith(("optimizer", *groups)):
+                tensor.copy_(rows(name, state[name]) if state[name].ndim else state[name])
 
 
 @torch.no_grad()

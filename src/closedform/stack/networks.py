@@ -1,17 +1,41 @@
-"""The backbones that a stack knows: how their parameters are stacked, and the features of all models at once.
+"""The backbones that a stack knows: the features of all models at once, and the gradient of them written out.
 
 Models are the leading axis and rows the last one: features `(M, d, n)`. A row is a sample, or a point of a sample where the
 last layer is shared over a grid. Parameters of a stack are those of the backbone, each with a leading model axis.
+
+The backward pass is written out (a linear layer and an activation, again and again): the networks are so small that most of
+a step's time would go into autograd's calls. `tests/test_networks.py` holds it against autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+_aten = torch.ops.aten
+
+
+class Activation(NamedTuple):
+    module: type[nn.Module]
+    forward: Callable
+    backward: Callable  # takes the gradient, what went in and what came out
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": Activation(nn.GELU, _aten.gelu, lambda g, h, a: _aten.gelu_backward(g, h)),
+    "silu": Activation(nn.SiLU, _aten.silu, lambda g, h, a: _aten.silu_backward(g, h)),
+    "relu": Activation(nn.ReLU, torch.relu, lambda g, h, a: _aten.threshold_backward(g, a, 0)),
+    "tanh": Activation(nn.Tanh, torch.tanh, lambda g, h, a: _aten.tanh_backward(g, a)),
+}
+
+
+def check_activation(name: Any) -> None:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
 
 
 class Network(Protocol):
@@ -25,8 +49,13 @@ class Network(Protocol):
         """Inputs as `forward` wants them."""
         ...
 
-    def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Features `(S K, d, rows)` of a batch `x (S, n, ...)`, which all models of a seed share."""
+    def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
+        """Features `(S K, d, rows)` of a batch `x (S, n, ...)`, which all models of a seed share, and what `backward` has to
+        know of them."""
+        ...
+
+    def backward(self, params: Sequence[Tensor], seen: Any, gradient: Tensor, out: Sequence[Tensor]) -> None:
+        """From the gradient of the features to that of the parameters, which is written into `out`."""
         ...
 
     def own(self, trained: Tensor, shape: torch.Size) -> Tensor:
@@ -46,26 +75,34 @@ def network(backbones: Sequence[nn.Module]) -> Network:
     first = backbones[0]
     for backbone in backbones:
         if not isinstance(backbone, Stackable):
-            pairs = isinstance(backbone, nn.Sequential) and [
-                isinstance(module, (nn.Linear, nn.GELU)[k % 2]) for k, module in enumerate(backbone)
-            ]
-            if not pairs or not all(pairs) or len(pairs) % 2:
-                raise ValueError(
-                    f"a stack takes linear layers, each followed by GELU, or a backbone with `stacked()`, got {backbone}"
-                )
+            _layers(backbone)
         if type(backbone) is not type(first) or [p.shape for p in backbone.parameters()] != [
             p.shape for p in first.parameters()
         ]:
             raise ValueError(f"the backbones of a stack have the same sizes, got {first} and {backbone}")
-    return first.stacked() if isinstance(first, Stackable) else Perceptron(first)
+    return first.stacked() if isinstance(first, Stackable) else Perceptron.of(first)
 
 
-def mlp(sizes: Sequence[int], *, generator: torch.Generator | None = None) -> nn.Sequential:
-    """`sizes` are the input, hidden and feature widths; GELU after every layer, weights LeCun normal, biases zero.
+def _layers(backbone: nn.Module) -> tuple[list[nn.Linear], str]:
+    """The linear layers of a perceptron, and the activation that follows each of them."""
+    modules = list(backbone) if isinstance(backbone, nn.Sequential) else []
+    linear, others = modules[0::2], modules[1::2]
+    kinds = [name for name, kind in ACTIVATIONS.items() if others and all(type(m) is kind.module for m in others)]
+    if not kinds or len(modules) % 2 or not all(isinstance(module, nn.Linear) for module in linear):
+        raise ValueError(
+            f"a stack takes linear layers, each followed by the same one of {', '.join(ACTIVATIONS)}, or a backbone with "
+            f"`stacked()`, got {backbone}"
+        )
+    return linear, kinds[0]  # pyright: ignore[reportReturnType]
+
+
+def mlp(sizes: Sequence[int], *, generator: torch.Generator | None = None, activation: str = "gelu") -> nn.Sequential:
+    """`sizes` are the input, hidden and feature widths; an activation after every layer, weights LeCun normal, biases zero.
 
     >>> mlp([435, 256, 256, 256])(torch.zeros(2, 435)).shape
     torch.Size([2, 256])
     """
+    check_activation(activation)
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"an mlp needs an input and at least one layer, each of width 1 or more, got {list(sizes)}")
     layers: list[nn.Module] = []
@@ -73,18 +110,22 @@ def mlp(sizes: Sequence[int], *, generator: torch.Generator | None = None) -> nn
         layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # not drawn twice
         nn.init.normal_(layer.weight, std=inputs**-0.5, generator=generator)
         nn.init.zeros_(layer.bias)
-        layers += [layer, nn.GELU()]
+        layers += [layer, ACTIVATIONS[activation].module()]
     return nn.Sequential(*layers)
 
 
 class Perceptron:
-    """Linear layers, each followed by GELU (`mlp`), on inputs `(S, n, f)`."""
+    """Linear layers, each followed by an activation (`mlp`), on inputs `(S, n, f)`."""
 
-    def __init__(self, backbone: nn.Module):
-        layers = [module for module in backbone.children() if isinstance(module, nn.Linear)]
-        self.width = layers[-1].out_features
+    def __init__(self, inputs: int, width: int, activation: str, *, padded: bool = True):
+        self.width, self.inputs, self.activation = width, inputs, ACTIVATIONS[activation]
         # the products of a GPU want rows of a multiple of 16 bytes; columns of zeros meet inputs of zero and stay zero
-        self.inputs, self._padding = layers[0].in_features, -layers[0].in_features % 4
+        self._padding = -inputs % 4 if padded else 0
+
+    @classmethod
+    def of(cls, backbone: nn.Module) -> Perceptron:
+        layers, activation = _layers(backbone)
+        return cls(layers[0].in_features, layers[-1].out_features, activation)
 
     def params(self, backbones: Sequence[nn.Module]) -> list[Tensor]:
         stacked = stacked_parameters(backbones)
@@ -93,15 +134,59 @@ class Perceptron:
     def prepared(self, X: Tensor) -> Tensor:
         return F.pad(X, (0, self._padding))
 
-    def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
-        weight, bias = params[:2]
-        h = F.gelu(shared_layer(weight, bias, x.mT))
+    def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
+        h = shared_layer(params[0], params[1], x.mT)
+        a = self.activation.forward(h)
+        layers = [(h, a)]
         for weight, bias in zip(params[2::2], params[3::2]):
-            h = F.gelu(torch.baddbmm(bias[:, :, None], weight, h))
-        return h
+            h = torch.baddbmm(bias.unsqueeze(2), weight, a)
+            a = self.activation.forward(h)
+            layers.append((h, a))
+        return a, (x, layers)
+
+    def backward(self, params: Sequence[Tensor], seen: Any, gradient: Tensor, out: Sequence[Tensor]) -> None:
+        x, layers = seen
+        g = gradient
+        for k in range(len(layers) - 1, -1, -1):
+            g = self.activation.backward(g, *layers[k])
+            torch.sum(g, 2, out=out[2 * k + 1])
+            if k:
+                torch.bmm(g, layers[k - 1][1].mT, out=out[2 * k])
+                g = torch.bmm(params[2 * k].mT, g)
+        S, f = x.shape[0], x.shape[2]
+        torch.bmm(g.view(S, -1, g.shape[2]), x, out=out[0].view(S, -1, f))
 
     def own(self, trained: Tensor, shape: torch.Size) -> Tensor:
         return trained if trained.shape == shape else trained[:, : self.inputs]
+
+
+class Parameters:
+    """The parameters of all models as views of one tensor, and their gradient as views of another: an optimizer's step is
+    then one operation however many layers there are."""
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device):
+        shapes = [t.shape for t in tensors]
+        # views begin at multiples of 16 bytes, as the products of a GPU want them
+        sizes = [-(-t.numel() // 4) * 4 for t in tensors]
+        self.flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        self.views, self.gradients = (
+            [v[: s.numel()].view(s) for v, s in zip(t.split(sizes), shapes)] for t in self._both
+        )
+        for view, tensor in zip(self.views, tensors):
+            view.copy_(tensor)
+
+    @property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        return self.flat, self.gradient
+
+    def selected(self, rows: Callable[[Tensor], Tensor]) -> Parameters:
+        """Some of the models: `rows` takes those out of a tensor with all models first."""
+        return Parameters([rows(view) for view in self.views], self.flat.device)
+
+    def like(self) -> list[Tensor]:
+        """Zeros shaped as the parameters, as views of one tensor."""
+        return Parameters([torch.zeros_like(view) for view in self.views], self.flat.device).views
 
 
 def stacked_parameters(backbones: Sequence[nn.Module]) -> list[Tensor]:

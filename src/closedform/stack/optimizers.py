@@ -1,4 +1,4 @@
-"""The optimizers of a stack: torch's SGD and Adam with a learning rate for every model.
+"""The optimizers of a stack: torch's SGD and Adam with a learning rate for every model, or one number for all.
 
 A state is a tuple of tensors shaped like the parameter; an update is in place, and waits for nothing. On a CUDA device it is
 one Triton kernel, which reads and writes each number once. (Its constants are compiled in: as arguments they would arrive
@@ -10,6 +10,7 @@ in float32, where 1 - 0.999 has lost a dozen bits.)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -65,14 +66,27 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    decay: float = 0.0
+    decay: float | Tensor = 0.0  # a tensor, shaped like the parameter, where models differ in it
 
     def state(self, p: Tensor) -> State:
         return torch.zeros_like(p, requires_grad=False), torch.zeros_like(p, requires_grad=False)
 
     @torch.no_grad()
-    def update_(self, p: Tensor, g: Tensor, state: State, lr: Tensor, t: Tensor) -> None:
+    def update_(self, p: Tensor, g: Tensor, state: State, lr: Tensor | float, t: Tensor | int) -> None:
+        """As for SGD; a rate that is a number is that of all models, and `t` is then a number too."""
         m, v = state
+        if not isinstance(lr, Tensor):
+            first, root = 1 - self.beta1 ** (t + 1), (1 - self.beta2 ** (t + 1)) ** 0.5
+            if isinstance(self.decay, Tensor):
+                p.addcmul_(p, self.decay, value=-lr)
+            elif self.decay:
+                p.mul_(1 - lr * self.decay)
+            m.lerp_(g, 1 - self.beta1)
+            v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            p.addcdiv_(m, v.sqrt().add_(self.eps * root), value=-lr * root / first)
+            return
+        assert isinstance(t, Tensor)
+        assert not isinstance(self.decay, Tensor)
         steps = (t + 1).double()
         first, second = 1 - self.beta1**steps, 1 - self.beta2**steps
         if _fused(p, g, m, v):
@@ -89,6 +103,15 @@ class Adam:
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         denominator = v.sqrt().mul_(second.rsqrt().to(p.dtype)).add_(self.eps)
         p.addcdiv_(m * _like(lr / first, p), denominator, value=-1)
+
+
+def cosine(done: float) -> float:
+    """The learning rate over its base when this share of training is done: half a cosine from 1 to 0.
+
+    >>> cosine(0.0), round(cosine(0.5), 3), cosine(1.0)
+    (1.0, 0.5, 0.0)
+    """
+    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 OPTIMIZERS = {"sgd": SGD, "adam": Adam}

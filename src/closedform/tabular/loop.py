@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .networks import cosine
+from ..stack.optimizers import cosine
 
 SMOOTH = 0.6  # of the held-out error's past: an epoch's own value is noisy
 

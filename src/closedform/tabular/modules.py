@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..head import ClosedFormLinear
 from ..solver.lambdas import follow_lr, relative
 from ..solver.rules import Kalman, Proximal, Rule
-from .networks import BETAS, FLOOR, Memory
+from .networks import BETAS, Memory
 
 
 class Modules:
@@ -102,10 +102,10 @@ class Modules:
         ratio, forget = (v[0] if isinstance(v, tuple) else v for v in (memory.ratio, memory.forget))
         if memory.kind == "kalman":
             prior = relative(ratio) if memory.lam is None else memory.lam
-            return Kalman(forget=follow_lr(optimizer, forget=forget, floor=FLOOR), lam=prior)
+            return Kalman(forget=follow_lr(optimizer, forget=forget), lam=prior)
         if memory.lam is not None:
-            return Proximal(follow_lr(optimizer, memory.lam, floor=FLOOR))
-        return Proximal(relative(follow_lr(optimizer, ratio, floor=FLOOR)))
+            return Proximal(follow_lr(optimizer, memory.lam))
+        return Proximal(relative(follow_lr(optimizer, ratio)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "state": {name: tensor.cpu().clone() for name, tensor in self.state().items()}}

@@ -14,8 +14,9 @@ from torch import nn
 
 from ..solver import lambdas
 from ..solver.rules import Rule
+from ..stack.networks import check_activation
 from .loop import Plan
-from .networks import Memory, check_activation
+from .networks import Memory
 
 # Found by the experiments in docs/tabular.md, on tables' validation shares.
 # Levels from little noise to much: weight decay, and lambda over the mean square of a feature at the full learning rate,

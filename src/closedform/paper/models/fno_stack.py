@@ -38,7 +38,18 @@ class Operator:
             raise ValueError(f"expected fields X (S, samples, points, {self.channels}), got {tuple(X.shape)}")
         return X
 
-    def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
+    def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
+        own = [p.detach().requires_grad_() for p in params]
+        with torch.enable_grad():
+            phi = self._features(own, x)
+        return phi.detach(), (phi, own)
+
+    def backward(self, params: Sequence[Tensor], seen: Any, gradient: Tensor, out: Sequence[Tensor]) -> None:
+        phi, own = seen
+        for own_gradient, computed in zip(out, torch.autograd.grad(phi, own, gradient)):
+            own_gradient.copy_(computed)
+
+    def _features(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
         S, n, N, _ = x.shape
         grid = torch.arange(N, device=x.device, dtype=x.dtype) / N
         fields = torch.cat([x, grid.view(1, 1, N, 1).expand(S, n, N, 1)], 3).flatten(1, 2).mT
