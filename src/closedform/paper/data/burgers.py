@@ -40,7 +40,7 @@ _STEP = 0.01  # in units of the time that the steepest slope takes to change by 
 
 
 @dataclass(frozen=True)
-class Split:
+class BurgersSplit:
     """Fields `(samples, points)` in float32, at time 0 (`x`) and at time 1 (`y`)."""
 
     x_train: Tensor
@@ -58,7 +58,7 @@ def load(
     points: int = POINTS,
     device: str | torch.device = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Split:
+) -> BurgersSplit:
     """The data of the paper's experiment, made on first use (on `device`) and kept in the cache; split by `seed` into 1448,
     200 and 400 of 2,048, or in that proportion.
 
@@ -94,7 +94,7 @@ def load(
     order = np.random.RandomState(seed).permutation(samples)
     train = round(samples * SPLIT[0] / SAMPLES)
     parts = np.split(order, [train, train + max(1, round(samples * SPLIT[1] / SAMPLES))])
-    return Split(*(torch.from_numpy(arrays[name][part]) for part in parts for name in ("x", "y")))
+    return BurgersSplit(*(torch.from_numpy(arrays[name][part]) for part in parts for name in ("x", "y")))
 
 
 def _check_arrays(arrays: store.Arrays, names: tuple[str, ...], shape: tuple[int, int]) -> None:

@@ -53,7 +53,7 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split:
+class ImageSplit:
     """Images in uint8, labels in int64; `mean` and `std (3,)` of the training images' channels, for `normalise`."""
 
     x_train: Tensor
@@ -67,7 +67,7 @@ class Split:
     classes: int
 
 
-def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100") -> Split:
+def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100") -> ImageSplit:
     """The training images split 80/20 at random into training and validation (the paper's split), and the test images.
 
     `limit` keeps only so many of the training images, the first of the seed's permutation. `source="synthetic"` takes
@@ -89,7 +89,7 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100",
     (x, y), (x_v, y_v), (x_t, y_t) = (
         (torch.from_numpy(part.x), torch.from_numpy(part.y.astype(np.int64))) for part in (training, validation, test)
     )
-    return Split(x, y, x_v, y_v, x_t, y_t, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
+    return ImageSplit(x, y, x_v, y_v, x_t, y_t, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

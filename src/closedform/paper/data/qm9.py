@@ -81,7 +81,7 @@ class Molecules:
 
 
 @dataclass(frozen=True)
-class Split:
+class QM9Split:
     """Standardised features and targets in float32. A prediction in file units is `p * y_std + y_mean`, in float64."""
 
     x_train: Tensor
@@ -96,7 +96,7 @@ class Split:
     units: tuple[str, ...]
 
 
-def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "synthetic"] = "qm9") -> Split:
+def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "synthetic"] = "qm9") -> QM9Split:
     """The data split 80/10/10 at random: 104,664 for training, 13,083 for validation, 13,084 for test.
 
     `limit` keeps only so many molecules, the first of the seed's permutation. `source="synthetic"` splits generated
@@ -134,7 +134,7 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "syn
     y_std[y_std == 0] = 1
     y = [((part.y - y_mean) / y_std).astype(np.float32) for part in (train, validation, test)]
     tensors = [torch.from_numpy(array) for array in (x[0], y[0], x[1], y[1], x[2], y[2], y_mean, y_std)]
-    return Split(*tensors, names=found.names, units=found.units)
+    return QM9Split(*tensors, names=found.names, units=found.units)
 
 
 def molecules() -> Molecules:

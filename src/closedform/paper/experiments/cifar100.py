@@ -30,7 +30,7 @@ from ..sweeps import grid, results
 from .cifar100_model import classifier
 from .cifar100_report import METHODS, SETTINGS, experiment
 from .cifar100_report import OPTIMIZERS as OPTIMIZERS
-from .classifier import Data
+from .classifier import DeviceImages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,8 +231,8 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _data(seed: int, limit: int | None, source: str, device: str) -> Data:
-    return Data(cifar.load(seed, limit, source=source), torch.device(device))  # pyright: ignore[reportArgumentType]
+def _data(seed: int, limit: int | None, source: str, device: str) -> DeviceImages:
+    return DeviceImages(cifar.load(seed, limit, source=source), torch.device(device))  # pyright: ignore[reportArgumentType]
 
 
 def train(
