@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims, commands
 from closedform.paper.claims import dfiv as claims_dfiv
 from closedform.paper.experiments import dfiv
 from closedform.paper.report import panels, spec

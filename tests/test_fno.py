@@ -14,8 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from closedform.files import claimed
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims, commands
 from closedform.paper.claims import fno as claims_fno
 from closedform.paper.data import burgers
 from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
@@ -255,7 +254,7 @@ def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
         for seed, scale in ((2, 3), (1, 2))
     ]
     other = first.assign(lr=7.0, validation=first["validation"] / 2, test=9.0)  # better, but with one seed alone
-    errors = claims_fno.Errors(pd.concat([first, *more, other], ignore_index=True))
+    errors = claims_fno.BurgersErrors(pd.concat([first, *more, other], ignore_index=True))
     for (optimizer, size, method), error in as_claimed().items():
         own = errors.seeds[optimizer, size, method]
         assert own == pytest.approx({0: error, 1: 2 * error, 2: 3 * error})
@@ -278,16 +277,16 @@ def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
 
 def test_l2_is_no_sooner_than_itself(tmp_path):
     for folder in (ROOT / "results" / "fno", ROOT / "results" / "fno_small"):
-        errors = claims_fno.Errors(results.load(folder))
+        errors = claims_fno.BurgersErrors(results.load(folder))
         for optimizer in errors.optimizers:
             assert {(r.times, r.clear) for r in errors.sooner(optimizer, "l2").values()} == {(1.0, False)}
     near = table(as_claimed(), slow=("l2", "proximal"))  # the ninth of ten steps, both of them
     move = (near["method"] == "proximal") & (near["step"] == 8)
     near.loc[move, "test"] = 1e-4
-    found = claims_fno.Errors(near).sooner("sgd", "proximal")
+    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
     assert {(r.times, r.clear) for r in found.values()} == {(9 / 8, False)}, "one measurement apart"
     near.loc[(near["method"] == "proximal") & (near["step"] == 7), "test"] = 1e-4
-    found = claims_fno.Errors(near).sooner("sgd", "proximal")
+    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
     assert {(r.times, r.clear) for r in found.values()} == {(9 / 7, True)}
 
 

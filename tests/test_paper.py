@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from closedform import cli
 from closedform.files import claimed
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims, commands
+from closedform.paper.claims import qm9 as claims_qm9
 from closedform.paper.experiments import catalogue, qm9, qm9_models, stacks
 from closedform.paper.report import panels, spec, summary
 from closedform.paper.report.thin import thin
@@ -248,7 +248,7 @@ def table_of(errors, study="methods", **more):
 
 def test_claims_are_judged_by_the_figures():
     def proximal(errors):
-        return claims._proximal(claims.Table(table_of(errors)))
+        return claims_qm9._proximal(claims_qm9.QM9Errors(table_of(errors)))
 
     good = {
         ("sgd", 32, "l2"): 0.2,
@@ -270,7 +270,7 @@ def test_lambda_claims():
             for size, row in ((32, small), (2048, large)):
                 for lam, error in zip((10.0, 1e3, 1e5), row):
                     errors[optimizer, size, "proximal", _Setting(lam=lam)] = error
-        return [check.holds for check in claims._lambda(claims.Table(table_of(errors)))]
+        return [check.holds for check in claims_qm9._lambda(claims_qm9.QM9Errors(table_of(errors)))]
 
     assert checks((9.0, 1.1, 1.0), (1.0, 1.1, 3.0)) == [True, True, True, True]
     assert checks((1.0, 1.1, 3.0), (9.0, 9.0, 1.0)) == [False, False, False, False]
@@ -283,7 +283,7 @@ def test_ridge_claims():
             for size, ratio in zip(qm9.BATCH_SIZES, ratios):
                 errors[optimizer, size, "proximal", _Setting()] = 0.1
                 errors[optimizer, size, "ridge", _Setting()] = 0.1 * ratio
-        return {check.holds for check in claims._ridge(claims.Table(table_of(errors)))}
+        return {check.holds for check in claims_qm9._ridge(claims_qm9.QM9Errors(table_of(errors)))}
 
     assert checks(5.0, 2.0, 1.3, 1.05) == {True}
     assert checks(5.0, 2.0, 1.3, 1.2) == {False}, "it does not come near"
@@ -300,7 +300,7 @@ def test_initialisation_claims():
                 for init, error in zip(("zeros", "lecun", "he"), errors[size]):
                     row = {(optimizer, size, "proximal", _Setting()): error}
                     frames.append(table_of(row, study="initialisation", init=init))
-        return [check.holds for check in claims._initialisation(claims.Table(pd.concat(frames)))]
+        return [check.holds for check in claims_qm9._initialisation(claims_qm9.QM9Errors(pd.concat(frames)))]
 
     good = {32: (0.3, 0.2, 0.2), 256: (0.1, 0.2, 0.2)}, {32: (0.3, 0.2, 0.21), 256: (0.3, 0.2, 0.2)}
     assert checks(*good) == [True, True]
@@ -318,7 +318,7 @@ def test_algorithm_claims():
             table_of({("sgd", 32, "proximal", _Setting()): error}, "algorithms", algorithm=algorithm, epochs=10)
             for algorithm, error in ((1, first), (2, second))
         ]
-        (check,) = claims._algorithms(claims.Table(pd.concat(rows)))
+        (check,) = claims_qm9._algorithms(claims_qm9.QM9Errors(pd.concat(rows)))
         assert "after 10 epochs" in check.figures
         return check.holds
 
@@ -334,7 +334,7 @@ def test_claims_beyond_the_paper():
             errors |= {("sgd", size, m.key, _Setting()): ours for m in qm9.METHODS if m.ours}
             errors |= {("sgd", size, "proximal", _Setting()): 1.0, ("adam", size, "l2", _Setting()): 9.0}
             errors[("adam", size, "l2 cosine", _Setting())] = learned
-        return [check.holds for check in claims._beyond(claims.Table(table_of(errors)))]
+        return [check.holds for check in claims_qm9._beyond(claims_qm9.QM9Errors(table_of(errors)))]
 
     assert checks(0.6, 0.6) == [True, True, True, True]
     assert checks(0.8, 0.8) == [False, True, True, True]

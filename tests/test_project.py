@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims
 from closedform.paper.models.resnet import resnet18, resnet50
 
 from .scripts import load

@@ -294,13 +294,14 @@ def claims(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:
     """Check the paper's sentences about an experiment against results, by default those in the repository."""
-    from .claims import checks as checks
+    from . import claims as sentences
 
     folder = results or Path("results") / experiment
+    checks = sentences.check(experiment, folder)
     if markdown:
-        print(checks.markdown(checks.check(experiment, folder)))
+        print(sentences.markdown(checks))
     else:
-        checks.show(experiment, folder, Console())
+        sentences.show(checks, folder, Console())
 
 
 def _device(name: str) -> str:

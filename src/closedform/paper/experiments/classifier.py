@@ -203,9 +203,10 @@ class Classifier:
         return torch.cat(pieces), y
 
     def measure(self) -> dict[str, Tensor]:
-        """Accuracies `(1, 1)`; `confidence`, the mean over the test images of the largest probability (softmax for cross-entropy, the
-        paper's shifted outputs for the squared losses); and what a temperature fitted on the validation images makes of it:
-        `calibrated`, the same mean, and `nll`, the cross-entropy. A model that has diverged has accuracy -inf."""
+        """Accuracies, each `(1, 1)`; `confidence`, the mean over the test images of the largest probability (softmax for
+        cross-entropy, the paper's shifted outputs for the squared losses); and what a temperature fitted on the validation
+        images makes of it: `calibrated`, the same mean, and `nll`, the cross-entropy. A model that has diverged has accuracy
+        -inf."""
         (f, y), (g, labels) = self.outputs("validation"), self.outputs("test")
         if not bool(torch.isfinite(f).all() & torch.isfinite(g).all() & torch.isfinite(self.loss_sum)):
             unknown = {"confidence": math.nan, "calibrated": math.nan, "nll": math.nan}
