@@ -14,7 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 from closedform.files import claimed
-from closedform.paper import claims, commands
+from closedform.cli import application
+from closedform.paper import claims
 from closedform.paper.claims import fno as claims_fno
 from closedform.paper.data import burgers
 from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
@@ -42,7 +43,7 @@ def small(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+    return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
 def jobs(optimizers=("sgd",), sizes=(4,), **changes):

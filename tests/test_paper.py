@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from closedform import cli
 from closedform.files import claimed
-from closedform.paper import claims, commands
+from closedform.cli import application
+from closedform.paper import claims
 from closedform.paper.claims import qm9 as claims_qm9
 from closedform.paper.experiments import catalogue, qm9, qm9_models, stacks
 from closedform.paper.report import panels, spec, summary
@@ -35,7 +36,7 @@ def narrow(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+    return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
 def jobs(**changes):

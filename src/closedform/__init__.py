@@ -12,16 +12,20 @@ In a loop:
         opt.zero_grad(); loss.backward(); opt.step()
 """
 
-from . import probabilities, theory, training
-from .conv import ClosedFormConv1x1
-from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
-from .head import ClosedFormLinear, replace_last_linear
-from .refit import refit_
-from .solver import lambdas, losses
-from .solver.lambdas import per_sample
-from .solver.losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
-from .solver.rules import Ema, Kalman, Proximal, Ridge
-from .solver.statistics import Statistics
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import probabilities, theory, training
+    from .conv import ClosedFormConv1x1
+    from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
+    from .head import ClosedFormLinear, replace_last_linear
+    from .refit import refit_
+    from .solver import lambdas, losses
+    from .solver.lambdas import per_sample
+    from .solver.losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
+    from .solver.rules import Ema, Kalman, Proximal, Ridge
+    from .solver.statistics import Statistics
 
 __version__ = "0.1.0"
 
@@ -52,3 +56,31 @@ __all__ = [
     "theory",
     "training",
 ]
+
+_HOMES = {
+    "conv": ("ClosedFormConv1x1",),
+    "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
+    "head": ("ClosedFormLinear", "replace_last_linear"),
+    "refit": ("refit_",),
+    "solver.lambdas": ("lambdas", "per_sample"),
+    "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared", "losses"),
+    "solver.rules": ("Ema", "Kalman", "Proximal", "Ridge"),
+    "solver.statistics": ("Statistics",),
+    "probabilities": ("probabilities",),
+    "theory": ("theory",),
+    "training": ("training",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A name is imported when it is first used, so that the command line answers before torch is there."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f".{_HOME[name]}", __name__)
+    globals()[name] = home if name == _HOME[name].rpartition(".")[2] else getattr(home, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -147,7 +147,9 @@ def _verdicts(errors: BurgersErrors) -> list[_Verdict]:
         verdicts += _compared(errors, "ridge fails", "ridge", ("l2", "proximal"), lambda r: r > FAILS, [2], o)
         against = ("ridge", ("proximal",))
         if o == "sgd":
-            verdicts += _compared(errors, "ridge is outperformed by proximal", *against, lambda r: r > SIMILAR, [8, 32], o)
+            verdicts += _compared(
+                errors, "ridge is outperformed by proximal", *against, lambda r: r > SIMILAR, [8, 32], o
+            )
         large = [128] if o == "sgd" else [8, 32, 128]
         verdicts += _compared(errors, "ridge is similar to proximal", *against, _similar, large, o)
     for o in errors.optimizers:

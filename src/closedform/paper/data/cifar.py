@@ -67,7 +67,9 @@ class ImageSplit:
     classes: int
 
 
-def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100") -> ImageSplit:
+def load(
+    seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100"
+) -> ImageSplit:
     """The training images split 80/20 at random into training and validation (the paper's split), and the test images.
 
     `limit` keeps only so many of the training images, the first of the seed's permutation. `source="synthetic"` takes
