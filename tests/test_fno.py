@@ -13,8 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from closedform.files import claimed
 from closedform.cli import application
+from closedform.files import claimed
 from closedform.paper import claims
 from closedform.paper.claims import fno as claims_fno
 from closedform.paper.data import burgers

@@ -1,5 +1,7 @@
 """What is handed out: the wheel, the source distribution, what they need, and what they say where something is missing."""
 
+import ast
+import importlib
 import importlib.metadata
 import json
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import closedform
 from closedform.paper.data import cifar
 from closedform.paper.experiments import figures
 from closedform.paper.report import panels
@@ -37,6 +40,18 @@ def test_importing_everything_takes_less_than_a_third_of_a_second_beyond_torch()
         if best < 0.3:
             break
     assert best < 0.3
+
+
+def test_every_public_name_is_what_the_types_say():
+    """The names are listed twice: for type checkers, and to be imported when they are used."""
+    listed = ast.parse((ROOT / "src" / "closedform" / "__init__.py").read_text())
+    (block,) = [node for node in listed.body if isinstance(node, ast.If)]
+    typed = {}
+    for line in block.body:
+        module = importlib.import_module(f"closedform.{line.module}" if line.module else "closedform")
+        typed |= {alias.name: getattr(module, alias.name) for alias in line.names}
+    assert sorted(typed) == closedform.__all__
+    assert {name: getattr(closedform, name) for name in typed} == typed
 
 
 def _load():

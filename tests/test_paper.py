@@ -15,8 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from closedform import cli
-from closedform.files import claimed
 from closedform.cli import application
+from closedform.files import claimed
 from closedform.paper import claims
 from closedform.paper.claims import qm9 as claims_qm9
 from closedform.paper.experiments import catalogue, qm9, qm9_models, stacks

@@ -57,29 +57,36 @@ __all__ = [
     "training",
 ]
 
-_HOMES = {
+_MODULES = {
+    "lambdas": "solver.lambdas",
+    "losses": "solver.losses",
+    "probabilities": "probabilities",
+    "theory": "theory",
+    "training": "training",
+}
+_NAMES = {
     "conv": ("ClosedFormConv1x1",),
     "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
     "head": ("ClosedFormLinear", "replace_last_linear"),
     "refit": ("refit_",),
-    "solver.lambdas": ("lambdas", "per_sample"),
-    "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared", "losses"),
+    "solver.lambdas": ("per_sample",),
+    "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared"),
     "solver.rules": ("Ema", "Kalman", "Proximal", "Ridge"),
     "solver.statistics": ("Statistics",),
-    "probabilities": ("probabilities",),
-    "theory": ("theory",),
-    "training": ("training",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """A name is imported when it is first used, so that the command line answers before torch is there."""
-    if name not in _HOME:
+    if name in _MODULES:
+        value = import_module(f".{_MODULES[name]}", __name__)
+    elif name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(f".{_HOME[name]}", __name__)
-    globals()[name] = home if name == _HOME[name].rpartition(".")[2] else getattr(home, name)
-    return globals()[name]
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
