@@ -336,7 +336,7 @@ def test_claims_about_what_is_there(tmp_path):
 def test_bad_input_is_named(arguments, message, tmp_path):
     result = invoke(*QUICK, *arguments, "--out", tmp_path)
     assert message in str(result.exception)
-    with pytest.raises(ValueError, match="no grid"):
+    with pytest.raises(ValueError, match="the stride is .*expected a divisor"):
         jobs(stride=5)
     assert stacks.name(jobs()[0]) == "sgd, batch size 4"
 

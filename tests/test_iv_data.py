@@ -7,7 +7,7 @@ from closedform.paper.data import demand, dsprites, iv, store
 
 
 def test_hearts_are_the_official_ones():
-    path = store.given("dsprites_official_gif_hearts.npz")
+    path = store.data_file("dsprites_official_gif_hearts.npz")
     if path is None:
         pytest.skip("the official frames are not in CLOSEDFORM_DATA")
     frames = store.read(path)

@@ -12,7 +12,7 @@ import torch
 
 from closedform.paper.data import qm9, store
 
-GIVEN = store.given("qm9.npz")
+GIVEN = store.data_file("qm9.npz")
 needs_qm9 = pytest.mark.skipif(
     GIVEN is None and find_spec("qm9pack") is None,
     reason="needs qm9pack, or qm9.npz in the folder CLOSEDFORM_DATA",
