@@ -169,7 +169,7 @@ def test_the_command_stops_in_time_and_goes_on(tmp_path):
     asked = [*QUICK, "--epochs", "60", "--out"]
     stopped = invoke(*asked, tmp_path / "a", "--seconds", "0.3")
     assert stopped.exit_code == 130, stopped.output
-    assert "The same command goes on from here." in stopped.output
+    assert "The same command continues from here." in stopped.output
     assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
     for name in "ab":
         assert invoke(*asked, tmp_path / name).exit_code == 0
@@ -233,7 +233,7 @@ def test_claims_hold_where_the_figures_say_so(tmp_path):
     assert "2: 0.0, 8: 4.5, 32: 4.5, 128: 4.5" in found[failed[0]].figures
     assert "2: 4.5, 8: 4.5" in found[f"sgd: proximal reaches the final error of l2 in fewer steps {every}"].figures
     against = found["sgd: ridge is outperformed by proximal at batch size 8 and 32"].figures
-    assert against == "ridge / proximal: 8: 1.40, 32: 1.40; by the end alone 8: 1.40, 32: 1.40"
+    assert against == "ridge / proximal: 8: 1.40, 32: 1.40; after the last step 8: 1.40, 32: 1.40"
     assert len(found) == 15
 
 
@@ -245,7 +245,7 @@ def test_a_spike_at_the_last_step_is_no_error_of_the_method(tmp_path):
     found = {result.claim: result for result in claims.check("fno", tmp_path)}
     result = found["sgd: ridge is similar to proximal at batch size 128"]
     assert result.holds
-    assert result.figures == "ridge / proximal: 128: 1.21; by the end alone 128: 1.32, by which it does not hold"
+    assert result.figures == "ridge / proximal: 128: 1.21; after the last step 128: 1.32; there it does not hold"
 
 
 def test_errors_seed_by_seed_are_those_of_the_chosen_setting():

@@ -181,7 +181,7 @@ def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
     if kind == signal.SIGINT:
-        assert "The same command goes on from here." in output
+        assert "The same command continues from here." in output
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
     command[-1] = str(tmp_path / "b")
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)

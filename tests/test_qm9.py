@@ -363,7 +363,7 @@ def test_a_damaged_cache_is_made_again(package, damage):
         path.write_bytes(b"")
     else:
         store.save(path, {**store.read(path), "index": np.arange(4)})
-    with pytest.warns(UserWarning, match="the cache is made again"):
+    with pytest.warns(UserWarning, match="the cached data are computed again"):
         same(qm9.molecules(), package)
     assert path.read_bytes() == whole
 

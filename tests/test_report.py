@@ -290,8 +290,8 @@ def test_a_figure_and_a_table_about_nothing(tmp_path):
     nothing = dataclasses.replace(CURVES, where={"optimizer": ["lion"]})
     experiment = dataclasses.replace(EXPERIMENT, figures=(nothing,), where={"optimizer": ["lion"]})
     written = write(save(tmp_path, small([0.1]), experiment)).read_text()
-    assert "No run has what this figure shows." in written
-    assert "No run is of the kind" in written
+    assert "Nothing was run for this figure." in written
+    assert "Nothing was run for this table." in written
     assert static(tmp_path, tmp_path)[0].is_file()
 
 
@@ -299,8 +299,8 @@ def test_the_sentence(folder):
     table, experiment = panels.read(folder)
     facets = summary.best_settings(table, experiment)
     said = summary.sentence(facets, experiment)
-    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. In ")
-    clear = int(re.search(r"In (\d) cases of 8 the best one's 95 % interval is clear of all others", said)[1])
+    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. The 95 % ")
+    clear = int(re.search(r"The 95 % interval of the best overlaps no other in (\d) of 8 cases", said)[1])
     assert clear == sum(facet.clear for facet in facets)
     split = summary.sentence([facets[0], dataclasses.replace(facets[1], entries=facets[1].entries[:1])], experiment)
     assert "l2 in 1 of 2 cases" not in split  # nobody is best in a facet whose best entry is gone
@@ -328,10 +328,10 @@ def test_errors_name_the_file_and_the_column(tmp_path):
     with pytest.raises(ValueError, match=r"results.parquet has no rows"):
         write(tmp_path)
     results.save(small([0.1, 0.2], width=[8, 16]), tmp_path)
-    with pytest.raises(ValueError, match=r"results.parquet has 1 row.* for the same model and step"):
+    with pytest.raises(ValueError, match=r"results.parquet has 1 second row.* for the same model and step"):
         write(tmp_path)
     save(tmp_path, small([0.1]), dataclasses.replace(EXPERIMENT, methods=(spec.Method("l2", "l2", "}</style>"),)))
-    with pytest.raises(ValueError, match="is no colour"):
+    with pytest.raises(ValueError, match="is not a colour"):
         write(tmp_path)
     assert not list(tmp_path.glob("*.html"))
 

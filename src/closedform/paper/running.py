@@ -64,7 +64,7 @@ def run_experiment(
             bar.complete()
     except KeyboardInterrupt as stopped:
         console.print(
-            f"Stopped with {len(bar.finished)} of {len(bar.work)} runs finished. The same command goes on from here."
+            f"Stopped with {len(bar.finished)} of {len(bar.work)} runs finished. The same command continues from here."
         )
         sys.exit(getattr(stopped, "code", 130))
     except SweepError as failed:

@@ -87,7 +87,7 @@ def _proximal(table: Accuracies) -> list[Check]:
     for optimizer in table.optimizers:
         gaps = table.gaps(optimizer, "proximal", "l2")
         if gaps:
-            figures = f"points of accuracy ahead at batch size {_points(gaps)}"
+            figures = f"lead in points of accuracy at batch size {_points(gaps)}"
             checks.append(Check(f"{optimizer}: proximal beats l2", figures, all(gap > 0 for gap in gaps.values())))
         if len(gaps) > 1:
             ordered = [gaps[size] for size in sorted(gaps)]
@@ -95,7 +95,7 @@ def _proximal(table: Accuracies) -> list[Check]:
             checks.append(Check(f"{optimizer}: the gap widens with the batch size", figures, widens))
         ahead = table.gaps(optimizer, "proximal", "cross-entropy")
         if ahead:
-            figures = f"points of accuracy ahead at batch size {_points(ahead)}"
+            figures = f"lead in points of accuracy at batch size {_points(ahead)}"
             claim = f"{optimizer}: proximal surpasses cross-entropy"
             checks.append(Check(claim, figures, all(gap > 0 for gap in ahead.values())))
     return checks
@@ -110,7 +110,7 @@ def _ridge(table: Accuracies) -> list[Check]:
             checks.append(
                 Check(
                     f"{optimizer}: ridge fails at small batches and comes near proximal only at large ones",
-                    f"points of accuracy of ridge against proximal at batch size {_points(gaps)}",
+                    f"ridge minus proximal, in points of accuracy, at batch size {_points(gaps)}",
                     gaps[smallest] < -FAILS and gaps[largest] > -NEAR,
                 )
             )
@@ -128,9 +128,10 @@ def _settings(table: Accuracies) -> list[Check]:
         if any(size >= LARGE_BATCH for size in lost):
             checks.append(
                 Check(
-                    f"{optimizer}: proximal is robust to lambda where it is large enough (from {LARGE:g} on), but for "
+                    f"{optimizer}: proximal is robust to lambda where it is large enough ({LARGE:g} or more), except at "
                     "small batches",
-                    f"worst of these against the best lambda at one learning rate, in points, at batch size {_points(lost)}",
+                    "worst of these minus the best lambda, at one learning rate, in points of accuracy, at batch size "
+                    f"{_points(lost)}",
                     all(loss > -NEAR for size, loss in lost.items() if size >= LARGE_BATCH),
                 )
             )
@@ -144,7 +145,7 @@ def _settings(table: Accuracies) -> list[Check]:
             checks.append(
                 Check(
                     f"{optimizer}: ridge is more sensitive to beta than proximal to lambda",
-                    f"mean range of accuracy over the values at one learning rate, in points: {_points(means)}",
+                    f"mean range over the values at one learning rate, in points of accuracy: {_points(means)}",
                     means["ridge"] > means["proximal"],
                 )
             )
@@ -186,7 +187,7 @@ def _confidence(table: Accuracies) -> list[Check]:
             checks.append(
                 Check(
                     f"{optimizer}: the squared loss is less confident than cross-entropy",
-                    f"mean largest probability at batch size {listed}",
+                    f"mean largest probability, squared loss against cross-entropy, at batch size {listed}",
                     all(squared < entropy for entropy, squared in pairs.values()),
                 )
             )
@@ -205,7 +206,7 @@ def _design(table: Accuracies) -> list[Check]:
                 by_size.setdefault(int(size), []).append(max(accuracy, 0.0))
             differences = {size: max(v) - min(v) for size, v in by_size.items() if len(v) > 1}
             if differences:
-                figures = f"points of accuracy between them at batch size {_points(differences)}"
+                figures = f"difference in points of accuracy at batch size {_points(differences)}"
                 checks.append(Check(f"{optimizer}: {claim}", figures, all(d <= NEAR for d in differences.values())))
     accuracies = table.best(["batch_size", "init"], "initialisation", optimizer="sgd")
     behind = {}
@@ -214,7 +215,7 @@ def _design(table: Accuracies) -> list[Check]:
         if others and (size, "zeros") in accuracies:
             behind[int(size)] = accuracies[size, "zeros"] - max(others)
     if behind:
-        figures = f"zeros against the best of the others, in points, at batch size {_points(behind)}"
+        figures = f"zeros minus the best of the others, in points of accuracy, at batch size {_points(behind)}"
         checks.append(
             Check("sgd: a last layer of zeros is the best start", figures, all(v >= 0 for v in behind.values()))
         )
@@ -228,18 +229,20 @@ def _beyond(table: Accuracies) -> list[Check]:
         for method in (method.key for method in cifar100_report.METHODS if method.ours):
             gaps = table.gaps(optimizer, method, "cross-entropy")
             if gaps:
-                figures = f"points of accuracy ahead at batch size {_points(gaps)}"
-                claim = f"{optimizer}: {method} is nowhere behind cross-entropy"
+                figures = f"lead in points of accuracy at batch size {_points(gaps)}"
+                claim = f"{optimizer}: {method} is never behind cross-entropy"
                 checks.append(Check(claim, figures, min(gaps.values()) >= 0, beyond=True))
             if len(gaps) > 1:
                 holds = max(gaps.values()) >= AHEAD and min(gaps.values()) >= -BEHIND
-                claim = f"{optimizer}: {method} is 1 point ahead of cross-entropy somewhere and nowhere 0.5 behind"
+                claim = (
+                    f"{optimizer}: {method} is 1 point ahead of cross-entropy at some batch size and never 0.5 behind"
+                )
                 checks.append(Check(claim, figures, holds, beyond=True))
         for method in ("kalman", "generalized"):
             gaps = table.gaps(optimizer, method, "proximal")
             if gaps:
-                figures = f"points of accuracy ahead at batch size {_points(gaps)}"
-                claim = f"{optimizer}: {method} is nowhere behind proximal"
+                figures = f"lead in points of accuracy at batch size {_points(gaps)}"
+                claim = f"{optimizer}: {method} is never behind proximal"
                 checks.append(Check(claim, figures, min(gaps.values()) >= 0, beyond=True))
     return checks
 

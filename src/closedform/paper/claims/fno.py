@@ -164,13 +164,15 @@ def _sooner(errors: BurgersErrors) -> list[_Verdict]:
         for method in SOLVED:
             if ratios := errors.sooner(o, method):
                 figures = ", ".join(
-                    f"{size}: {r.times:.1f}{' (too near to tell)' if r.times > 1 and not r.clear else ''}"
+                    f"{size}: {r.times:.1f}{' (within one measurement)' if r.times > 1 and not r.clear else ''}"
                     for size, r in ratios.items()
                 )
                 at = _at(list(ratios), experiment.BATCH_SIZES)
                 claim = f"{o}: {method} reaches the final error of l2 in fewer steps {at}"
                 holds = all(r.clear for r in ratios.values())
-                verdicts.append(_Verdict(claim, "l2's steps / its own (0: never)", figures, holds, method == "kalman"))
+                verdicts.append(
+                    _Verdict(claim, f"steps of l2 / steps of {method} (0: never)", figures, holds, method == "kalman")
+                )
     return verdicts
 
 
@@ -186,8 +188,8 @@ def check(folder: Path) -> list[Check]:
         figures = f"{late.what}: {late.figures}"
         if late.claim in ends:
             end = ends[late.claim]
-            turned = "" if late.holds == end.holds else f", by which it {'holds' if end.holds else 'does not hold'}"
-            figures += f"; by the end alone {end.figures}{turned}"
+            turned = "" if late.holds == end.holds else f"; there it {'holds' if end.holds else 'does not hold'}"
+            figures += f"; after the last step {end.figures}{turned}"
         checks.append(Check(late.claim, figures, late.holds, late.beyond))
     if not checks:
         raise ValueError(f"{folder} does not hold two methods at one batch size, so there is nothing to compare")

@@ -104,7 +104,7 @@ def _lambda(table: QM9Errors) -> list[Check]:
         checks += [
             Check(
                 f"{optimizer}: small batches need a larger lambda",
-                f"least lambda within {GOOD:g} of the best error at batch size {listed(least, 'g')}",
+                f"least lambda with at most {GOOD:g} times the best error at batch size {listed(least, 'g')}",
                 all(a >= b for a, b in zip(falling, falling[1:])) and falling[0] > falling[-1],
             ),
             Check(

@@ -55,11 +55,11 @@ THRESHOLDS = {
         "five times what counts as alike",
     ),
     "ahead": Threshold(
-        ("cifar100",), "1 point ahead somewhere (ours)", 0.01, _ACCURACY,
+        ("cifar100",), "1 point ahead at some batch size (ours)", 0.01, _ACCURACY,
         "the aim that was set before the runs",
     ),
     "behind": Threshold(
-        ("cifar100",), "nowhere 0.5 points behind (ours)", 0.005, _ACCURACY,
+        ("cifar100",), "never 0.5 points behind (ours)", 0.005, _ACCURACY,
         "the aim that was set before the runs",
     ),
     "error at 32": Threshold(

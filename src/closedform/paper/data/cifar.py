@@ -237,6 +237,6 @@ def _download(path: Path) -> None:
                 raise ValueError(f"the download from {URL} has the MD5 sum {md5}; expected {MD5[ARCHIVE]}")
     except (URLError, TimeoutError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"CIFAR-100 is not on this machine and cannot be downloaded ({error}): let the environment variable "
-            f"CLOSEDFORM_DATA name a folder that has {ARCHIVE}"
+            f"CIFAR-100 is not on this machine and cannot be downloaded ({error}): set the environment variable "
+            f"CLOSEDFORM_DATA to a folder that has {ARCHIVE}"
         ) from error

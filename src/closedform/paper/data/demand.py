@@ -33,7 +33,7 @@ def structural(p: np.ndarray, t: np.ndarray, s: np.ndarray) -> np.ndarray:
 def sample(n: int, seed: int = 0, rho: float = RHO) -> IVSample:
     """`n` rows drawn by `seed`."""
     if n < 1 or not -1 <= rho <= 1:
-        raise ValueError(f"expected n from 1 on and rho in [-1, 1], got n={n} and rho={rho}")
+        raise ValueError(f"expected n of at least 1 and rho in [-1, 1], got n={n} and rho={rho}")
     rng = np.random.default_rng(seed)
     s = rng.integers(1, 8, n).astype(np.float64)
     t = rng.uniform(0, 10, n)
@@ -74,7 +74,7 @@ def proxies(n: int, seed: int = 0) -> ProxySample:
     y = A min(exp((W - A) / 10), 5) - 5 psi(d) + N(0, 1)                  sales
     """
     if n < 1:
-        raise ValueError(f"expected n from 1 on, got {n}")
+        raise ValueError(f"expected n of at least 1, got {n}")
     rng = np.random.default_rng(seed)
     d = rng.uniform(0, 10, n)
     angle = np.pi * d / 5

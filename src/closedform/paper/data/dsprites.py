@@ -45,7 +45,9 @@ def images(latents: np.ndarray) -> np.ndarray:
         raise ValueError(f"expected integer latents (n, 4), got {latents.dtype} of shape {latents.shape}")
     outside = (latents < 0) | (latents >= np.array(SIZES))
     if outside.any():
-        raise ValueError(f"latents {latents[outside.any(1)][0].tolist()} are not below {SIZES} (from 0 on)")
+        raise ValueError(
+            f"latents {latents[outside.any(1)][0].tolist()} are out of range; expected at least 0 and below {SIZES}"
+        )
     drawn = np.zeros((len(latents), SIDE, SIDE), dtype=np.uint8)
     for low in range(0, len(latents), _CHUNK):
         _draw(latents[low : low + _CHUNK], drawn[low : low + _CHUNK])
@@ -120,7 +122,7 @@ def sample(n: int, seed: int = 0, function: str = "paper") -> IVSample:
     """`n` rows drawn by `seed`; images `X (n, 4096)` in float32."""
     f = _function(function)
     if n < 1:
-        raise ValueError(f"expected n from 1 on, got {n}")
+        raise ValueError(f"expected n of at least 1, got {n}")
     rng = np.random.default_rng(seed)
     latents = np.stack([rng.integers(size, size=n) for size in SIZES], 1)
     X = images(latents).reshape(n, -1).astype(np.float32)

@@ -286,7 +286,7 @@ def _package_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
             "QM9 is not on this machine: pip install 'closedform[qm9]', "
-            "or let the environment variable CLOSEDFORM_DATA name a folder that has qm9.npz"
+            "or set the environment variable CLOSEDFORM_DATA to a folder that has qm9.npz"
         )
     return Path(spec.submodule_search_locations[0]) / "data"
 

@@ -66,7 +66,8 @@ DIVERGED = 0.02  # an accuracy below this is chance, and the next learning rate 
 OPENING = (
     "CIFAR-100: images in 100 classes by a ResNet-18. Every method trains the same network; its last layer is learned\n"
     "(cross-entropy, l2) or solved at every step (ridge, proximal, Kalman, closed-form cross-entropy). The table shows\n"
-    "each method's test accuracy at the setting with the best validation accuracy. Ctrl-C stops, the same command goes on."
+    "each method's test accuracy at the setting with the best validation accuracy. Ctrl-C stops\n"
+    "the run, and the same command continues it."
 )
 
 DESIGN = ("init", "bias", "algorithm")

@@ -68,8 +68,8 @@ def sections(folder: Path) -> list[str]:
         '<section aria-labelledby="confidence"><h2 id="confidence">Largest probabilities</h2><div class="scroll">'
         f"<table><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         "<p>The mean over the test images of the largest probability, under SGD, at each method's best setting: softmax for "
-        "cross-entropy, for the squared losses outputs shifted by their minimum and normalised. The paper does not say over "
-        "which images its numbers are, nor whether they are means.</p></section>"
+        "cross-entropy, for the squared losses outputs shifted by their minimum and normalised. The paper does not say "
+        "which images its numbers are taken over, nor whether they are means.</p></section>"
     ]
 
 

@@ -62,7 +62,7 @@ def run(
     body = {"quick": quick, **versions, **_plain(studies)}
     path = out / "theory.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
-    text = "What the theory of the paper says, computed. docs/theory.md explains every figure."
+    text = "The statements of the paper's theory, computed. docs/theory.md explains every figure."
     pictures = {
         path.stem: path for path in [*drawn, *(figures / f"diagnosis_{name}.png" for name in studies["diagnosis"])]
     }

@@ -99,8 +99,8 @@ def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
     if twice.any():
         first = table.loc[twice.idxmax(), [*configuration(experiment), "seed", "step"]].to_dict()
         raise ValueError(
-            f"{path} has {int(twice.sum())} rows more than one for the same model and step, such as {first}: does a "
-            f"column that tells models apart lack in `settings` of {spec.SPEC}?"
+            f"{path} has {int(twice.sum())} second rows for the same model and step, such as {first}: `settings` in "
+            f"{spec.SPEC} may lack a column that distinguishes the models"
         )
     # infinite is the worst there is, so that no choice falls on a model that diverged
     worst = math.inf if experiment.lower else -math.inf
@@ -112,7 +112,7 @@ def _curve_metrics(experiment: spec.Experiment) -> list[str]:
 
 
 def configuration(experiment: spec.Experiment) -> list[str]:
-    """The columns that tell models apart (besides the seed)."""
+    """The columns that distinguish models (besides the seed)."""
     drawn = [
         column
         for figure in experiment.figures

@@ -109,7 +109,7 @@ def _ratio(final: float, baseline: float) -> float | None:
 
 
 def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
-    """Who has the lowest error where, and whether the seeds bear it out."""
+    """Which method has the lowest error in which case, and whether the intervals over the seeds overlap."""
     won: dict[str, list[Facet]] = {}
     for facet in facets:
         if facet.best is not None:
@@ -129,8 +129,7 @@ def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
     if len(contested) == 1:
         words += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
     elif contested:
-        many = "no case" if clear == 0 else "one case" if clear == 1 else f"{clear} cases"
-        words += f" In {many} of {len(contested)} the best one's 95 % interval is clear of all others."
+        words += f" The 95 % interval of the best overlaps no other in {clear or 'none'} of {len(contested)} cases."
     return words
 
 

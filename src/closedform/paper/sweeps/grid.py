@@ -271,7 +271,8 @@ def _here(function: Function, configs: dict[str, dict[str, Value]], folder: Path
             yield result
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a worker process was killed, perhaps for want of memory; what is finished is saved, run again to go on"
+            "a worker process was killed, perhaps for lack of memory; finished runs are saved, and another run continues "
+            "with the rest"
         ) from error
     finally:
         with warnings.catch_warnings():  # joblib warns of tasks that are dropped, which is what stopping early means
@@ -301,7 +302,7 @@ def _on_dask(
                 if not isinstance(result, Attempt):
                     raise RuntimeError(
                         f"the Dask scheduler at {address} is gone ({result!r}); "
-                        "what is finished is saved, run again to go on"
+                        "finished runs are saved, and another run continues with the rest"
                     )
                 if result.content is not None:
                     _write(folder, futures[future], result.content)
