@@ -24,7 +24,7 @@ from closedform.paper.report.thin import thin
 from closedform.paper.sweeps import results
 from closedform.stack import loop
 
-from .test_project import ROOT, tables
+from .scripts import ROOT, load
 
 SMALL = {"samples": 40, "points": 512, "stride": 32, "width": 6, "modes": 3}
 QUICK = ["paper", "fno", "--quick", "--batch-size", "4", "--epochs", "2", "--device", "cpu"]
@@ -264,7 +264,7 @@ def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
 
 
 def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
-    made = tables().fno_seeds()
+    made = load("benchmarks/tables.py").fno_seeds()
     cells = [cell for line in made.splitlines()[2:] for cell in line.split(" | ")[1:]]
     bold = 0
     for cell in cells:
@@ -343,7 +343,7 @@ def test_bad_input_is_named(arguments, message, tmp_path):
 
 def test_the_page_about_burgers_has_the_committed_results():
     page = (ROOT / "docs" / "fno.md").read_text()
-    made = tables()
+    made = load("benchmarks/tables.py")
     for table in (made.fno, made.fno_end, made.fno_seeds, made.fno_peer, made.shared_memory):
         assert table() in page, table.__name__
     assert made.fno("fno_small") in page

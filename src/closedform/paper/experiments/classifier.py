@@ -80,9 +80,9 @@ class Classifier:
         if self.per_epoch == 0:
             raise ValueError(f"batch size {batch_size} is larger than the training set of {len(self.x):,} images")
         self.total, self.t = self.per_epoch * epochs, 0
-        device = data.device
-        self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.device = data.device
+        self.index = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._order: dict[str, Tensor] = {}
         self._epoch = -1
         self._replay: Callable[[], Any] | None = None
@@ -133,7 +133,7 @@ class Classifier:
             if name in self._order:
                 self._order[name].copy_(tensor)
             else:
-                self._order[name] = tensor.to(self.data.device)
+                self._order[name] = tensor.to(self.device)
         self._epoch = epoch
 
     def advance(self, steps: int = 1) -> None:
@@ -149,7 +149,7 @@ class Classifier:
         self.index.copy_(self._order["order"][k * size : (k + 1) * size])
         self._set_rate(self.rate(self.t / self.total))
         if self._replay is None:
-            self._replay = self._captured() if self.data.device.type == "cuda" else self._step
+            self._replay = self._captured() if self.device.type == "cuda" else self._step
         self._replay()
         self.t += 1
 
@@ -262,10 +262,6 @@ class Classifier:
         return rows + [rows[-1] | {"step": step} for step in at if step > rows[-1]["step"]]
 
     # ---- What the loop asks of a stack; this one has one model -----------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
 
     @property
     def candidates(self) -> list[Classifier]:

@@ -88,7 +88,7 @@ def jobs(
     order = [b for b in (32, 128, 8) if b in batch_sizes]
     order += sorted((b for b in batch_sizes if b not in order), reverse=True)
     late = [b for b in order if b < 8]
-    configs = [
+    configs: list[dict[str, Any]] = [
         shared | {"optimizer": optimizer, "batch_size": batch_size, "first_seed": seed}
         for sizes_now in ([b for b in order if b not in late], late)
         for optimizer in optimizers
