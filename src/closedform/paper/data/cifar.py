@@ -72,7 +72,7 @@ def load(
 ) -> ImageSplit:
     """The training images split 80/20 at random into training and validation (the paper's split), and the test images.
 
-    `limit` keeps only so many of the training images, the first of the seed's permutation. `source="synthetic"` takes
+    `limit` keeps only this many of the training images, the first of the seed's permutation. `source="synthetic"` takes
     generated images instead, `limit` of them or 2,000, and half as many for the test; they do not depend on the seed.
     """
     if source == "synthetic":

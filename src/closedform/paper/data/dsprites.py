@@ -9,7 +9,7 @@ were fitted to the frames that the authors of dSprites published, of which all b
 
     X = heart + N(0, 0.1),  Z = (scale, orientation, posX),  y = f(X) + 32 (posY - 0.5) + N(0, 0.5)
 
-posY is the confounder: it moves the heart and the outcome, and no instrument tells it.
+posY is the confounder: it moves the heart and the outcome, and no instrument depends on it.
 
 >>> int(images(np.array([[5, 0, 16, 16]])).sum())
 226

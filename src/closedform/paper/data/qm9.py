@@ -99,7 +99,7 @@ class QM9Split:
 def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "synthetic"] = "qm9") -> QM9Split:
     """The data split 80/10/10 at random: 104,664 for training, 13,083 for validation, 13,084 for test.
 
-    `limit` keeps only so many molecules, the first of the seed's permutation. `source="synthetic"` splits generated
+    `limit` keeps only this many molecules, the first of the seed's permutation. `source="synthetic"` splits generated
     molecules instead, `limit` of them or 2,000; they do not depend on the seed.
 
     Features and targets are standardised with the training split's mean and standard deviation, with two exceptions. A

@@ -273,10 +273,10 @@ def run(
     """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all runs in
     the folder.
 
-    runs: then climb from them, till every method has had so many at its batch size (`climb`).
-    refine: then so many more seeds for the best setting of every method.
+    runs: then climb from them, until every method has had this many runs at its batch size (`climb`).
+    refine: then this many more seeds for the best setting of every method.
     ablations: then also what follows up the best learning rates (`follow_up`).
-    at_once: so many processes, which share the device. A small batch does not fill a GPU; with NVIDIA's MPS they overlap.
+    at_once: how many processes share the device. A small batch does not fill a GPU; with NVIDIA's MPS they overlap.
     deadline: a time of `time.perf_counter`; then the run under way is put aside and what is finished written.
     """
     parts = out / "parts"

@@ -282,7 +282,7 @@ def run(
 
 
 def tidy(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each evaluation, which is part of the method's name: so the report tells lines apart. Both stand at the
+    """A row for each evaluation, which is part of the method's name, so that the report draws a line for each. Both have the
     validation error of the re-estimated layers, which the paper chooses by."""
     import pandas as pd
 

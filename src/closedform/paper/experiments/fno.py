@@ -189,7 +189,7 @@ def run(
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    refine: how many more seeds to run, at the settings that the first seeds chose."""
     count = 1 + max(config["first_seed"] for config in configs)
 
     def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:

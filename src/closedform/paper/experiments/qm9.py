@@ -173,7 +173,7 @@ def run(
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    refine: how many more seeds to run, at the settings that the first seeds chose."""
 
     def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
         if not refine or config["size"] == "ablated":

@@ -175,7 +175,7 @@ def configurations(folder: str | Path, *, version: str = "") -> list[dict[str, V
 
 
 def _canonical(config: Config, version: str) -> str:
-    """One text for one configuration. JSON writes floats by `repr`, which is exact, and tells 1, 1.0 and true apart."""
+    """One text for one configuration. JSON writes floats by `repr`, which is exact, and 1, 1.0 and true differ in it."""
     for name, value in config.items():
         plain = value is None or isinstance(value, (str, int, float))
         if not isinstance(name, str) or not plain or (isinstance(value, float) and not math.isfinite(value)):
