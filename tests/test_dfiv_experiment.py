@@ -20,7 +20,7 @@ from closedform.paper.report import panels, spec
 from closedform.paper.sweeps import results
 
 ROOT = Path(__file__).parents[1]
-TINY = dfiv.Size(80, (8, 40), 4, 2, 2, (1e-3,), (1.0, 10.0), 2, "pooled")
+TINY = dfiv.SpriteSize(80, (8, 40), 4, 2, 2, (1e-3,), (1.0, 10.0), 2, "pooled")
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ DECADES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
 
 
-class Size(NamedTuple):
+class SpriteSize(NamedTuple):
     n: int
     batch_sizes: tuple[int, ...]  # of each stage; the last is all rows of a stage
     iterations: int
@@ -78,12 +78,12 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "quick": Size(1000, (64, 500), 40, 5, 4, (1e-3, 5e-3), (10.0,), 1, "pooled"),
-    "cpu": Size(
+    "quick": SpriteSize(1000, (64, 500), 40, 5, 4, (1e-3, 5e-3), (10.0,), 1, "pooled"),
+    "cpu": SpriteSize(
         5000, (16, 64, 256, 1024, 2500), 600, 5, 20, (1e-3,), (1e-2, 1.0, 100.0, 1e3, 1e4), 3, "pooled",
         coarse=((1e-3,), (1.0, 100.0, 1e4)),
     ),
-    "full": Size(
+    "full": SpriteSize(
         10_000, (16, 64, 256, 1024, 5000), 1000, 20, 25, RATES, DECADES, 3, "published",
         coarse=(RATES[:2], (1e-4, 1e-2, 1.0, 100.0, 1e4)),
     ),

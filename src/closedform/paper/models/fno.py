@@ -113,6 +113,6 @@ class FNO1d(nn.Module):
 
     def stacked(self) -> Network:
         """For `closedform.stack`: how many of these stand side by side."""
-        from .fno_stack import Operator
+        from .fno_stack import StackedFNO
 
-        return Operator(self)
+        return StackedFNO(self)

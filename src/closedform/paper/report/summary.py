@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BestSetting:
     """One method at its best setting."""
 
     method: spec.Method
@@ -43,10 +43,10 @@ class Entry:
 @dataclass(frozen=True)
 class Facet:
     names: tuple[str, ...]  # of the columns `by`, such as "adam" and "batch size 32"
-    entries: tuple[Entry, ...]
+    entries: tuple[BestSetting, ...]
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> BestSetting | None:
         return next((entry for entry in self.entries if entry.best), None)
 
     @property
@@ -87,7 +87,7 @@ def best_settings(table: pd.DataFrame, experiment: spec.Experiment) -> list[Face
             Facet(
                 tuple(text.named(experiment, column, value) for column, value in zip(by, key)),
                 tuple(
-                    Entry(
+                    BestSetting(
                         experiment.method(method),
                         row["final"],
                         row["half_width"],
