@@ -226,7 +226,7 @@ def main() -> None:
         asked.append("measure")
     path = args.out / "dfiv_search-cpu.json"
     if "search" in asked:
-        if any(task.design == "original" for task in tasks) and store.given(dsprites.MATRIX) is None:
+        if any(task.design == "original" for task in tasks) and store.data_file(dsprites.MATRIX) is None:
             raise SystemExit(f"the original f needs {dsprites.MATRIX} in the folder that CLOSEDFORM_DATA names")
         kept = _known(path, args.quick)
         kept |= {row["task"]: row for row in dfiv_search.search(tasks, runs / "search", args.workers, args.quick)}

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from closedform.iv import DFIV, evaluation
-from closedform.paper.data.iv import Sample
+from closedform.paper.data.iv import IVSample
 from closedform.paper.sweeps import grid
 from dfiv_tasks import (
     BY_NAME,
@@ -94,7 +94,7 @@ def candidates(family: str) -> list[Setting]:
 # ---- One run -------------------------------------------------------------------------------------
 
 
-def held_out(sample: Sample, seed: int, fold: int) -> tuple[Sample, Sample]:
+def held_out(sample: IVSample, seed: int, fold: int) -> tuple[IVSample, IVSample]:
     """The rows of a draw without those of a fold, and these."""
     n = len(sample.y)
     count = round(HELD_OUT * n)
@@ -102,9 +102,9 @@ def held_out(sample: Sample, seed: int, fold: int) -> tuple[Sample, Sample]:
     inside = np.zeros(n, dtype=bool)
     inside[order[fold * count : (fold + 1) * count]] = True
 
-    def rows(which: np.ndarray) -> Sample:
+    def rows(which: np.ndarray) -> IVSample:
         O = None if sample.O is None else sample.O[which]  # noqa: E741
-        return Sample(sample.X[which], sample.Z[which], sample.y[which], O, sample.f[which])
+        return IVSample(sample.X[which], sample.Z[which], sample.y[which], O, sample.f[which])
 
     return rows(~inside), rows(inside)
 

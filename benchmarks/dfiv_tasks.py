@@ -16,7 +16,7 @@ import torch
 
 from closedform.iv import DFIV, Data, Rules, Split, evaluation, networks, reestimated, train
 from closedform.paper.data import demand, dsprites
-from closedform.paper.data.iv import Points, Sample
+from closedform.paper.data.iv import IVSample, StructuralPoints
 from closedform.solver.lambdas import per_sample, relative
 
 SHARE = 0.6  # of the limit, what a setting is meant to take: the model of the cost errs
@@ -86,12 +86,12 @@ def matrix_digest() -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def draw(design: str, n: int, seed: int) -> Sample:
+def draw(design: str, n: int, seed: int) -> IVSample:
     return demand.sample(n, seed) if design == "demand" else dsprites.sample(n, seed, design)
 
 
 @functools.lru_cache(maxsize=2)
-def points(design: str) -> tuple[Points | None, Points]:
+def points(design: str) -> tuple[StructuralPoints | None, StructuralPoints]:
     """Points to choose by, where there are any, and points to report."""
     if design == "demand":
         return None, demand.grid()
@@ -101,7 +101,7 @@ def points(design: str) -> tuple[Points | None, Points]:
 class Problem:
     """Rows standardised by their own moments, and other rows by the same."""
 
-    def __init__(self, sample: Sample):
+    def __init__(self, sample: IVSample):
         self.mean_y, self.std_y = float(sample.y.mean()), float(sample.y.std())
         image = sample.X.shape[1] > 100
         self.X = (0.0, 1.0) if image else (sample.X.mean(0), sample.X.std(0))
@@ -113,12 +113,12 @@ class Problem:
     def _tensor(values: Any, moments: Any) -> torch.Tensor:
         return torch.as_tensor((values - moments[0]) / moments[1], dtype=torch.float32)
 
-    def scaled(self, sample: Sample) -> Data:
+    def scaled(self, sample: IVSample) -> Data:
         y = self._tensor(sample.y, (self.mean_y, self.std_y))[:, None]
         O = None if self.O is None else self._tensor(sample.O, self.O)  # noqa: E741
         return Data(self._tensor(sample.X, self.X), self._tensor(sample.Z, self.Z), y, O)
 
-    def error(self, model: DFIV, layers: evaluation.Layers, at: Points) -> float:
+    def error(self, model: DFIV, layers: evaluation.Layers, at: StructuralPoints) -> float:
         """Mean squared error of the structural function."""
         x = self._tensor(at.X, self.X)
         o = None if self.O is None else self._tensor(at.O, self.O)

@@ -23,7 +23,6 @@ MARKED = re.compile(
     r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?)¹?(?P<percent>\s?%)?(?:\*\*)?"
     r"<!-- (?P<bound><)?(?P<key>[\w.]+)(?: (?P<sign>[/-]) (?P<other>[\w.]+))? -->"
 )
-GOOD = 1.25  # as in closedform.paper.claims.check
 AIMS = {"captured": 1.02, "eager": 1.05}
 
 
@@ -102,7 +101,7 @@ def _burgers(name: str = "fno", seed: int | None = None, at_end: bool = False) -
     from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / name)
-    return fno.Errors(table if seed is None else table[table["seed"] == seed], at_end=at_end)
+    return fno.BurgersErrors(table if seed is None else table[table["seed"] == seed], at_end=at_end)
 
 
 def _by_seed() -> dict[str, Any]:
@@ -164,16 +163,16 @@ def _peers() -> dict[str, Any]:
 
 def _lambda() -> dict[str, Any]:
     """The paper's proximal rule on QM9: the best lambda at a rate, the least that is good, and what 1e3 costs."""
-    from closedform.paper.claims import checks
+    from closedform.paper.claims import qm9
     from closedform.paper.sweeps import results
 
-    table, found = checks.Table(results.load(ROOT / "results" / "qm9")), {}
+    table, found = qm9.QM9Errors(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
         for size in table.batch_sizes:
             where = {"optimizer": optimizer, "batch_size": size, "method": "proximal"}
             own = table.best(["lam"], **where)
             here: dict[str, float] = {
-                "least": min(lam for lam, error in own.items() if error <= GOOD * min(own.values())),
+                "least": min(lam for lam, error in own.items() if error <= qm9.GOOD * min(own.values())),
                 "at_1e3": own[1e3] / min(own.values()),
             }
             pairs = table.best(["lr", "lam"], **where)
@@ -187,20 +186,20 @@ def _lambda() -> dict[str, Any]:
 
 def _algorithms() -> dict[str, float]:
     """The error of Algorithm 2 over that of Algorithm 1 on QM9, by batch size."""
-    from closedform.paper.claims import checks
+    from closedform.paper.claims import qm9
     from closedform.paper.sweeps import results
 
-    table = checks.Table(results.load(ROOT / "results" / "qm9"))
+    table = qm9.QM9Errors(results.load(ROOT / "results" / "qm9"))
     found = table.best(["batch_size", "algorithm"], "algorithms")
     return {str(size): found[size, 2] / found[size, 1] for size in table.batch_sizes}
 
 
 def _zeros() -> dict[str, dict[str, float]]:
     """On QM9, the error from a last layer of zeros over that from the best random one, by optimizer and batch size."""
-    from closedform.paper.claims import checks
+    from closedform.paper.claims import qm9
     from closedform.paper.sweeps import results
 
-    table, ratios = checks.Table(results.load(ROOT / "results" / "qm9")), {}
+    table, ratios = qm9.QM9Errors(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
         found = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
         for size in table.batch_sizes:

@@ -150,7 +150,7 @@ def fno_seeds() -> str:
     from closedform.paper.claims import fno
     from closedform.paper.sweeps import results
 
-    errors = fno.Errors(results.load(RESULTS.parents[1] / "results" / "fno"))
+    errors = fno.BurgersErrors(results.load(RESULTS.parents[1] / "results" / "fno"))
     pairs = ("l2", "proximal"), ("ridge", "proximal"), ("kalman", "proximal"), ("l2", "ridge"), ("kalman", "l2")
     body = []
     for optimizer in errors.optimizers:

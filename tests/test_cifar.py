@@ -10,7 +10,7 @@ import torch
 
 from closedform.paper.data import cifar, store
 
-GIVEN = store.given("cifar100/cifar100_labels.npz")
+GIVEN = store.data_file("cifar100/cifar100_labels.npz")
 needs_cifar = pytest.mark.skipif(GIVEN is None, reason="needs the folder cifar100 in CLOSEDFORM_DATA")
 
 

@@ -15,7 +15,7 @@ from closedform.paper import report
 from closedform.paper.claims import cifar100 as claims_cifar
 from closedform.paper.data import cifar
 from closedform.paper.experiments import cifar100, cifar100_model, cifar100_report, timing
-from closedform.paper.experiments.classifier import Data, OutOfTime
+from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 from closedform.paper.sweeps import grid, results
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def quick(**kwargs):
 
 
 def model(config):
-    return cifar100_model.classifier(config, Data(cifar.load(0, 200, source="synthetic"), torch.device("cpu")))
+    return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 200, source="synthetic"), torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(method, o
     )
     timeless = [{k: v for k, v in row.items() if k != "wall_s"} for row in rows]
     assert timeless == [{k: v for k, v in row.items() if k != "wall_s"} for row in expected]
-    with pytest.raises(ValueError, match=r"cannot be continued \(it belongs to 'a'\)"):
+    with pytest.raises(ValueError, match=r"cannot be continued .*belongs to 'a'"):
         model(config).train(checkpoint=checkpoint, name="b")
 
 
@@ -318,78 +318,6 @@ def test_a_climb_goes_beside_the_best_and_never_twice(axis, seed):
 # ---- Claims --------------------------------------------------------------------------------------
 
 
-def table_of(accuracies, optimizer="sgd", **extra):
-    """A table with these final accuracies: {(batch size, method): (accuracy, confidence)} or with (setting, value) too."""
-    rows = []
-    for (size, method, *setting), (accuracy, confidence) in accuracies.items():
-        row = {"study": "methods", "optimizer": optimizer, "batch_size": size, "method": method, "seed": 0, "lr": 0.1}
-        row |= {"init": "zeros", "bias": True, "algorithm": 1} | dict.fromkeys(cifar100.SETTINGS[1:], math.nan)
-        row |= dict([setting]) if setting else {}
-        row |= {"validation": accuracy, "test": accuracy, "confidence": confidence} | extra
-        rows += [row | {"step": step} for step in (5, 10)]
-    return pd.DataFrame(rows)
-
-
-GOOD = {
-    (32, "cross-entropy"): (0.60, 0.99), (32, "l2"): (0.58, 0.6), (32, "ridge"): (0.10, 0.4), (32, "proximal"): (0.61, 0.63),
-    (4096, "cross-entropy"): (0.50, 0.99), (4096, "l2"): (0.40, 0.6), (4096, "ridge"): (0.54, 0.7),
-    (4096, "proximal"): (0.55, 0.76),
-}  # fmt: skip
-CLAIMS = {
-    "proximal beats l2": ((4096, "l2"), (0.56, 0.6)),
-    "gap widens": ((32, "l2"), (0.40, 0.6)),
-    "surpasses cross-entropy": ((32, "cross-entropy"), (0.62, 0.99)),
-    "ridge fails": ((32, "ridge"), (0.60, 0.4)),
-    "less confident": ((32, "proximal"), (0.61, 1.0)),
-}
-
-
-def verdicts(table, tmp_path):
-    results.save(table, tmp_path)
-    return claims_cifar.check(tmp_path)
-
-
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_claims_hold_where_they_should_and_fail_where_they_should(claim, tmp_path):
-    found = [c for c in verdicts(table_of(GOOD), tmp_path) if claim in c.claim]
-    assert [c.holds for c in found] == [True]
-    key, value = CLAIMS[claim]
-    found = [c for c in verdicts(table_of(GOOD | {key: value}), tmp_path) if claim in c.claim]
-    assert [c.holds for c in found] == [False]
-
-
-def test_claims_about_settings(tmp_path):
-    lams = {0.01: 0.2, 1.0: 0.4, 10.0: 0.55, 100.0: 0.59, 1000.0: 0.60}
-    rows = {(1024, "proximal", "lam", lam): (accuracy, 0.6) for lam, accuracy in lams.items()}
-    rows |= {
-        (1024, "ridge", "beta", beta): (accuracy, 0.6) for beta, accuracy in ((0.01, 0.05), (0.1, 0.3), (1.0, 0.6))
-    }
-    rows |= {(32, "proximal", "lam", lam): (lam / 2000, 0.6) for lam in lams}  # small batches may be sensitive
-    found = {c.claim.split(": ")[1][:14]: c.holds for c in verdicts(table_of(rows), tmp_path)}
-    assert found["proximal is ro"]
-    assert found["ridge is more "]
-    rows[1024, "proximal", "lam", 1000.0] = (0.5, 0.6)
-    found = {c.claim.split(": ")[1][:14]: c.holds for c in verdicts(table_of(rows), tmp_path)}
-    assert not found["proximal is ro"]
-
-
-def test_lambdas_are_compared_at_one_learning_rate(tmp_path):
-    rows = {(1024, "proximal", "lam", lam): (accuracy, 0.6) for lam, accuracy in ((100.0, 0.5), (1000.0, 0.51))}
-    better = table_of({(1024, "proximal", "lam", 1000.0): (0.9, 0.6)}, lr=5.0)
-    found = verdicts(pd.concat([table_of(rows), better]), tmp_path)
-    assert [c.holds for c in found if "robust" in c.claim] == [True]
-
-
-@pytest.mark.parametrize(("behind", "holds"), [(0.004, True), (0.006, False)])
-def test_our_rules_are_checked_one_by_one(behind, holds, tmp_path):
-    rows = GOOD | {(32, "kalman"): (0.60 - behind, 0.5), (4096, "kalman"): (0.7, 0.5)}
-    rows |= {(32, "kalman cross-entropy"): (0.61, 0.5), (4096, "kalman cross-entropy"): (0.50, 0.5)}
-    found = {c.claim: c.holds for c in verdicts(table_of(rows), tmp_path)}
-    assert found["sgd: kalman is 1 point ahead of cross-entropy somewhere and nowhere 0.5 behind"] == holds
-    assert not found["sgd: kalman is nowhere behind cross-entropy"]
-    assert found["sgd: kalman cross-entropy is nowhere behind cross-entropy"]
-
-
 def test_claims_of_a_real_folder_and_of_a_wrong_one(folder, tmp_path):
     found = claims_cifar.check(folder)
     told = " ".join(c.claim for c in found)
@@ -399,7 +327,7 @@ def test_claims_of_a_real_folder_and_of_a_wrong_one(folder, tmp_path):
         "zeros",
         "bias",
         "less confident",
-        "kalman is nowhere behind proximal",
+        "kalman is never behind proximal",
     ):
         assert words in told
     results.save(pd.DataFrame({"study": ["methods"]}), tmp_path)

@@ -12,15 +12,15 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.cli import application
+from closedform.paper import claims
 from closedform.paper.claims import dfiv as claims_dfiv
 from closedform.paper.experiments import dfiv
 from closedform.paper.report import panels, spec
 from closedform.paper.sweeps import results
 
 ROOT = Path(__file__).parents[1]
-TINY = dfiv.Size(80, (8, 40), 4, 2, 2, (1e-3,), (1.0, 10.0), 2, "pooled")
+TINY = dfiv.SpriteSize(80, (8, 40), 4, 2, 2, (1e-3,), (1.0, 10.0), 2, "pooled")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def tiny(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+    return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
 def test_the_command_ends_with_a_table_and_goes_on_where_it_was(tmp_path):
@@ -97,7 +97,7 @@ def test_bad_requests_are_told(tmp_path):
     with pytest.raises(ValueError, match="no size 'huge'"):
         dfiv.jobs("huge")
     with pytest.raises(ValueError, match="--quick and --full"):
-        CliRunner().invoke(commands.application(), ["paper", "dfiv", "--quick", "--full"], catch_exceptions=False)
+        CliRunner().invoke(application(), ["paper", "dfiv", "--quick", "--full"], catch_exceptions=False)
     dfiv.run(tmp_path, dfiv.jobs("quick"), seeds=1)
     with pytest.raises(ValueError, match="does not hold the whole experiment: nothing for batch size 16"):
         claims.check("dfiv", tmp_path)

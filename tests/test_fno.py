@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from closedform.cli import application
 from closedform.files import claimed
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims
 from closedform.paper.claims import fno as claims_fno
 from closedform.paper.data import burgers
 from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
@@ -24,7 +24,7 @@ from closedform.paper.report.thin import thin
 from closedform.paper.sweeps import results
 from closedform.stack import loop
 
-from .test_project import ROOT, tables
+from .scripts import ROOT, load
 
 SMALL = {"samples": 40, "points": 512, "stride": 32, "width": 6, "modes": 3}
 QUICK = ["paper", "fno", "--quick", "--batch-size", "4", "--epochs", "2", "--device", "cpu"]
@@ -43,7 +43,7 @@ def small(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+    return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
 def jobs(optimizers=("sgd",), sizes=(4,), **changes):
@@ -169,7 +169,7 @@ def test_the_command_stops_in_time_and_goes_on(tmp_path):
     asked = [*QUICK, "--epochs", "60", "--out"]
     stopped = invoke(*asked, tmp_path / "a", "--seconds", "0.3")
     assert stopped.exit_code == 130, stopped.output
-    assert "The same command goes on from here." in stopped.output
+    assert "The same command continues from here." in stopped.output
     assert list((tmp_path / "a" / "parts").glob("*.checkpoint"))
     for name in "ab":
         assert invoke(*asked, tmp_path / name).exit_code == 0
@@ -233,7 +233,7 @@ def test_claims_hold_where_the_figures_say_so(tmp_path):
     assert "2: 0.0, 8: 4.5, 32: 4.5, 128: 4.5" in found[failed[0]].figures
     assert "2: 4.5, 8: 4.5" in found[f"sgd: proximal reaches the final error of l2 in fewer steps {every}"].figures
     against = found["sgd: ridge is outperformed by proximal at batch size 8 and 32"].figures
-    assert against == "ridge / proximal: 8: 1.40, 32: 1.40; by the end alone 8: 1.40, 32: 1.40"
+    assert against == "ridge / proximal: 8: 1.40, 32: 1.40; after the last step 8: 1.40, 32: 1.40"
     assert len(found) == 15
 
 
@@ -245,7 +245,7 @@ def test_a_spike_at_the_last_step_is_no_error_of_the_method(tmp_path):
     found = {result.claim: result for result in claims.check("fno", tmp_path)}
     result = found["sgd: ridge is similar to proximal at batch size 128"]
     assert result.holds
-    assert result.figures == "ridge / proximal: 128: 1.21; by the end alone 128: 1.32, by which it does not hold"
+    assert result.figures == "ridge / proximal: 128: 1.21; after the last step 128: 1.32; there it does not hold"
 
 
 def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
@@ -255,7 +255,7 @@ def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
         for seed, scale in ((2, 3), (1, 2))
     ]
     other = first.assign(lr=7.0, validation=first["validation"] / 2, test=9.0)  # better, but with one seed alone
-    errors = claims_fno.Errors(pd.concat([first, *more, other], ignore_index=True))
+    errors = claims_fno.BurgersErrors(pd.concat([first, *more, other], ignore_index=True))
     for (optimizer, size, method), error in as_claimed().items():
         own = errors.seeds[optimizer, size, method]
         assert own == pytest.approx({0: error, 1: 2 * error, 2: 3 * error})
@@ -264,7 +264,7 @@ def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
 
 
 def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
-    made = tables().fno_seeds()
+    made = load("benchmarks/tables.py").fno_seeds()
     cells = [cell for line in made.splitlines()[2:] for cell in line.split(" | ")[1:]]
     bold = 0
     for cell in cells:
@@ -278,16 +278,16 @@ def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
 
 def test_l2_is_no_sooner_than_itself(tmp_path):
     for folder in (ROOT / "results" / "fno", ROOT / "results" / "fno_small"):
-        errors = claims_fno.Errors(results.load(folder))
+        errors = claims_fno.BurgersErrors(results.load(folder))
         for optimizer in errors.optimizers:
             assert {(r.times, r.clear) for r in errors.sooner(optimizer, "l2").values()} == {(1.0, False)}
     near = table(as_claimed(), slow=("l2", "proximal"))  # the ninth of ten steps, both of them
     move = (near["method"] == "proximal") & (near["step"] == 8)
     near.loc[move, "test"] = 1e-4
-    found = claims_fno.Errors(near).sooner("sgd", "proximal")
+    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
     assert {(r.times, r.clear) for r in found.values()} == {(9 / 8, False)}, "one measurement apart"
     near.loc[(near["method"] == "proximal") & (near["step"] == 7), "test"] = 1e-4
-    found = claims_fno.Errors(near).sooner("sgd", "proximal")
+    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
     assert {(r.times, r.clear) for r in found.values()} == {(9 / 7, True)}
 
 
@@ -336,14 +336,14 @@ def test_claims_about_what_is_there(tmp_path):
 def test_bad_input_is_named(arguments, message, tmp_path):
     result = invoke(*QUICK, *arguments, "--out", tmp_path)
     assert message in str(result.exception)
-    with pytest.raises(ValueError, match="no grid"):
+    with pytest.raises(ValueError, match="the stride is .*expected a divisor"):
         jobs(stride=5)
     assert stacks.name(jobs()[0]) == "sgd, batch size 4"
 
 
 def test_the_page_about_burgers_has_the_committed_results():
     page = (ROOT / "docs" / "fno.md").read_text()
-    made = tables()
+    made = load("benchmarks/tables.py")
     for table in (made.fno, made.fno_end, made.fno_seeds, made.fno_peer, made.shared_memory):
         assert table() in page, table.__name__
     assert made.fno("fno_small") in page

@@ -8,7 +8,7 @@ import torch
 import closedform as cf
 from closedform.paper.data import cifar
 from closedform.paper.experiments import cifar100, cifar100_model
-from closedform.paper.experiments.classifier import Data, OutOfTime
+from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 
 from .helpers import head, matrix, problem, relative
 
@@ -145,7 +145,7 @@ def exact():
 
 
 def made(config, device):
-    return cifar100_model.classifier(config, Data(cifar.load(0, 400, source="synthetic"), torch.device(device)))
+    return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 400, source="synthetic"), torch.device(device)))
 
 
 SMALL = {"source": "synthetic", "limit": 400, "net": "small", "precision": "fp32", "epochs": 2}

@@ -398,7 +398,7 @@ def test_ctrl_c(tmp_path):
 
 def test_a_worker_killed(tmp_path):
     wanted = configs(tmp_path, 8)
-    with pytest.raises(RuntimeError, match="a worker process was killed.*run again to go on"):
+    with pytest.raises(RuntimeError, match="a worker process was killed.*another run continues"):
         grid.run(killed_once, wanted, tmp_path, jobs=2)
     before = {config["k"] for config in wanted if grid.digest(config) in results(tmp_path)}
     check(grid.run(killed_once, wanted, tmp_path), 8)
@@ -468,6 +468,6 @@ def test_dask_that_loses_its_workers_and_then_itself(tmp_path, cluster):
     assert grid.digest(wanted[1]) not in results(tmp_path)
 
     gone, many = tmp_path / "gone", configs(tmp_path, 30)
-    with pytest.raises(RuntimeError, match="scheduler at .* is gone .* run again to go on"):
+    with pytest.raises(RuntimeError, match="scheduler at .* is gone .* another run continues"):
         grid.run(slow_square, many, gone, dask=one.scheduler_address, progress=lambda *_: one.close())
     assert 1 <= len(results(gone)) < 30

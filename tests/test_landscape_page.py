@@ -12,7 +12,7 @@ from closedform.paper.experiments import landscape, theory
 from closedform.paper.report import write
 from closedform.paper.report.page import frame
 
-from .test_report import save, small
+from .report_tables import save, small
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright to drive a browser")
 CHROMIUM = next(

@@ -1,6 +1,5 @@
 """The QM9 experiment and the commands around it, on generated molecules."""
 
-import math
 import os
 import signal
 import subprocess
@@ -15,9 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from closedform import cli
+from closedform.cli import application
 from closedform.files import claimed
-from closedform.paper import commands
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims
 from closedform.paper.experiments import catalogue, qm9, qm9_models, stacks
 from closedform.paper.report import panels, spec, summary
 from closedform.paper.report.thin import thin
@@ -35,7 +34,7 @@ def narrow(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(commands.application(), list(map(str, arguments)))
+    return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
 def jobs(**changes):
@@ -180,7 +179,7 @@ def test_the_command_may_be_stopped_and_goes_on(tmp_path, kind):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
     if kind == signal.SIGINT:
-        assert "The same command goes on from here." in output
+        assert "The same command continues from here." in output
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
     command[-1] = str(tmp_path / "b")
     subprocess.run(command, check=True, capture_output=True, timeout=300, env=environment)
@@ -234,118 +233,6 @@ def test_the_wall_clock_tables():
     result = invoke("paper", "timing", "--results", ROOT / "benchmarks" / "results" / "step_overhead-cuda.json")
     assert result.exit_code == 0, result.output
     assert "ResNet-50" in result.output
-
-
-def table_of(errors, study="methods", **more):
-    """A results table with one step, from (optimizer, batch size, method, setting) to an error."""
-    rows = []
-    for (optimizer, size, method, setting), error in errors.items():
-        row = {"study": study, "optimizer": optimizer, "batch_size": size, "method": method, "init": "zeros", "seed": 0}
-        row |= {"algorithm": 1, "bias": True, "step": 1, "validation": error, "test": error}
-        rows.append(row | dict.fromkeys(qm9.SETTINGS, math.nan) | {"lr": 0.1} | setting | more)
-    return pd.DataFrame(rows)
-
-
-def test_claims_are_judged_by_the_figures():
-    def proximal(errors):
-        return claims._proximal(claims.Table(table_of(errors)))
-
-    good = {
-        ("sgd", 32, "l2"): 0.2,
-        ("sgd", 32, "proximal"): 0.1,
-        ("adam", 32, "l2"): 0.1,
-        ("adam", 32, "proximal"): 0.105,
-    }
-    holds = proximal({(*key, _Setting()): value for key, value in good.items()})
-    assert [check.holds for check in holds] == [True, True]
-    assert "32: 0.50" in holds[0].figures
-    bad = good | {("sgd", 32, "proximal"): 0.21, ("adam", 32, "proximal"): 0.2}
-    assert [check.holds for check in proximal({(*key, _Setting()): v for key, v in bad.items()})] == [False, False]
-
-
-def test_lambda_claims():
-    def checks(small, large):
-        errors = {}
-        for optimizer in qm9.OPTIMIZERS:
-            for size, row in ((32, small), (2048, large)):
-                for lam, error in zip((10.0, 1e3, 1e5), row):
-                    errors[optimizer, size, "proximal", _Setting(lam=lam)] = error
-        return [check.holds for check in claims._lambda(claims.Table(table_of(errors)))]
-
-    assert checks((9.0, 1.1, 1.0), (1.0, 1.1, 3.0)) == [True, True, True, True]
-    assert checks((1.0, 1.1, 3.0), (9.0, 9.0, 1.0)) == [False, False, False, False]
-
-
-def test_ridge_claims():
-    def checks(*ratios):
-        errors = {}
-        for optimizer in qm9.OPTIMIZERS:
-            for size, ratio in zip(qm9.BATCH_SIZES, ratios):
-                errors[optimizer, size, "proximal", _Setting()] = 0.1
-                errors[optimizer, size, "ridge", _Setting()] = 0.1 * ratio
-        return {check.holds for check in claims._ridge(claims.Table(table_of(errors)))}
-
-    assert checks(5.0, 2.0, 1.3, 1.05) == {True}
-    assert checks(5.0, 2.0, 1.3, 1.2) == {False}, "it does not come near"
-    assert checks(5.0, 2.0, 1.0, 1.0) == {False}, "not only at the largest batch"
-    assert checks(1.2, 1.2, 1.2, 1.0) == {False}, "that is no failure"
-    assert checks(math.inf, 2.0, 1.3, 1.05) == {True}
-
-
-def test_initialisation_claims():
-    def checks(sgd, adam):
-        frames = []
-        for optimizer, errors in (("sgd", sgd), ("adam", adam)):
-            for size in (32, 256):
-                for init, error in zip(("zeros", "lecun", "he"), errors[size]):
-                    row = {(optimizer, size, "proximal", _Setting()): error}
-                    frames.append(table_of(row, study="initialisation", init=init))
-        return [check.holds for check in claims._initialisation(claims.Table(pd.concat(frames)))]
-
-    good = {32: (0.3, 0.2, 0.2), 256: (0.1, 0.2, 0.2)}, {32: (0.3, 0.2, 0.21), 256: (0.3, 0.2, 0.2)}
-    assert checks(*good) == [True, True]
-    assert checks({32: (0.1, 0.2, 0.2), 256: (0.3, 0.2, 0.2)}, good[1]) == [False, True]
-    assert checks(good[0], {32: (0.3, 0.2, 0.3), 256: (0.3, 0.2, 0.2)}) == [True, False], "the others are not alike"
-    assert checks(good[0], {32: (0.9, 1.0, 2.0), 256: (0.3, 0.2, 0.2)}) == [True, True], (
-        "what did not train says nothing"
-    )
-    assert checks(good[0], {32: (0.9, 1.0, 2.0), 256: (0.9, 1.0, 1.0)}) == [True, False]
-
-
-def test_algorithm_claims():
-    def holds(first, second):
-        rows = [
-            table_of({("sgd", 32, "proximal", _Setting()): error}, "algorithms", algorithm=algorithm, epochs=10)
-            for algorithm, error in ((1, first), (2, second))
-        ]
-        (check,) = claims._algorithms(claims.Table(pd.concat(rows)))
-        assert "after 10 epochs" in check.figures
-        return check.holds
-
-    assert holds(0.1, 0.105)
-    assert not holds(0.1, 0.12)
-    assert not holds(0.12, 0.1)
-
-
-def test_claims_beyond_the_paper():
-    def checks(ours, learned):
-        errors = {}
-        for size in (32, 256):
-            errors |= {("sgd", size, m.key, _Setting()): ours for m in qm9.METHODS if m.ours}
-            errors |= {("sgd", size, "proximal", _Setting()): 1.0, ("adam", size, "l2", _Setting()): 9.0}
-            errors[("adam", size, "l2 cosine", _Setting())] = learned
-        return [check.holds for check in claims._beyond(claims.Table(table_of(errors)))]
-
-    assert checks(0.6, 0.6) == [True, True, True, True]
-    assert checks(0.8, 0.8) == [False, True, True, True]
-    assert checks(0.6, 0.5) == [True, False, True, False]
-
-
-class _Setting(dict):
-    """Settings as part of a key."""
-
-    def __hash__(self):
-        return hash(tuple(self.items()))
 
 
 @pytest.mark.skipif(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.paper.claims import checks as claims
+from closedform.paper import claims
 from closedform.paper.models.resnet import resnet18, resnet50
 
 from .scripts import load
@@ -60,11 +60,12 @@ def test_the_page_about_classification_has_the_committed_results():
 
 def test_the_functions_named_beside_the_equations_exist():
     readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "equations.md").read_text()
-    found = re.findall(r"`((?:linalg|reference|training|lambdas|theory|woodbury)\.\w+)", page)
-    assert len(found) >= 25
-    for name in found:
+    functions = re.findall(r"`((?:linalg|reference|training|lambdas|theory|class_systems)\.\w+)", page)
+    assert len(functions) >= 25
+    for name in functions:
         module, function = name.split(".")
-        assert hasattr(importlib.import_module(f"closedform.{module}"), function), name
+        home = "closedform" if module in ("training", "theory") else "closedform.solver"
+        assert hasattr(importlib.import_module(f"{home}.{module}"), function), name
     named = set(re.findall(r"`iv\.([\w.]+)", page))
     assert len(named) >= 10
     for name in named:
@@ -114,17 +115,56 @@ def test_what_is_handed_out_is_tried_with_every_trainer():
     assert {*slow} <= {*release.split()}
 
 
+def command(*arguments, before="", cwd=None):
+    """The command line in a process of its own, after the code `before`."""
+    code = f"import sys\n{before}\nsys.argv = ['closedform', *{list(map(str, arguments))!r}]\n"
+    code += "from closedform.cli import main\nmain()\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
 def test_an_interrupt_while_torch_is_being_imported_leaves_no_traceback():
-    code = (
-        "import sys\n"
+    interrupted = (
         "class Interrupted:\n"
         "    def find_spec(self, name, *rest):\n"
         "        if name == 'torch': raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Interrupted())\n"
-        "from closedform_command import main; main()\n"
+        "sys.meta_path.insert(0, Interrupted())"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = command("paper", "landscape", before=interrupted)
     assert (result.returncode, result.stderr) == (130, "")
+
+
+HEAVY = "for name in 'torch numpy pandas pyarrow matplotlib jinja2 sklearn scipy'.split(): sys.modules[name] = None"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["version"], 0, f"{cf.__version__}\n"),
+        (["--help"], 0, "Reproduce the paper's figures and tables."),
+        (["paper", "qm9", "--help"], 0, "Ctrl-C stops the run, and the same command continues it."),
+        (["train", "nowhere.csv", "--target", "price"], 2, "nowhere.csv: there is no such file"),
+        (["report", "nowhere"], 2, "nowhere holds no results: there is no such folder"),
+        (["claims", "qm9", "--results", "nowhere"], 2, "nowhere holds no results: there is no such folder"),
+        (["claims", "qm9"], 2, "reads results/qm9 of the repository, which the installed package does not have"),
+        (
+            ["report", "results/qm9"],
+            2,
+            "reads results/qm9 of the repository, which the installed package does not have",
+        ),
+        (
+            ["paper", "timing"],
+            2,
+            "step_overhead-cuda.json of the repository, which the installed package does not have",
+        ),
+    ],
+)
+def test_the_command_line_answers_before_anything_heavy_is_imported(arguments, code, message, tmp_path):
+    result = command(*arguments, before=HEAVY, cwd=tmp_path)
+    said = " ".join((result.stderr if code else result.stdout).split())
+    assert message.strip() in said
+    assert result.returncode == code
+    assert "Traceback" not in result.stderr
 
 
 def test_importing_needs_torch_and_numpy_only():

@@ -12,7 +12,7 @@ import torch
 
 from closedform.paper.data import qm9, store
 
-GIVEN = store.given("qm9.npz")
+GIVEN = store.data_file("qm9.npz")
 needs_qm9 = pytest.mark.skipif(
     GIVEN is None and find_spec("qm9pack") is None,
     reason="needs qm9pack, or qm9.npz in the folder CLOSEDFORM_DATA",
@@ -363,7 +363,7 @@ def test_a_damaged_cache_is_made_again(package, damage):
         path.write_bytes(b"")
     else:
         store.save(path, {**store.read(path), "index": np.arange(4)})
-    with pytest.warns(UserWarning, match="the cache is made again"):
+    with pytest.warns(UserWarning, match="the cached data are computed again"):
         same(qm9.molecules(), package)
     assert path.read_bytes() == whole
 

@@ -1,12 +1,10 @@
-"""The report: what it chooses, what it shows, and that a browser draws it with nothing but the file."""
+"""The report: what it chooses, what it shows, what it refuses."""
 
 import dataclasses
 import json
 import math
 import re
-import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,134 +13,21 @@ import pytest
 from closedform.paper.report import page, panels, spec, static, summary, write
 from closedform.paper.sweeps import results
 
-SIZES = (32, 256, 1024, 2048)
-SAMPLES, EPOCHS, MARKS = 104_664, 50, 55
-MISSING = "\N{EN DASH}"
-HOSTILE = "</script><script>alert(1)</script>"
-
-METHODS = (
-    spec.Method("l2", "l2"),
-    spec.Method("ridge", "ridge"),
-    spec.Method("proximal", "proximal"),
-    spec.Method("proximal-auto", "proximal, λ by rule", ours=True),
-    spec.Method("proximal-follow", "proximal, β follows", ours=True),
-    spec.Method("kalman", "Kalman"),
+from .report_tables import (
+    CURVES,
+    EXPERIMENT,
+    HOSTILE,
+    METHODS,
+    MISSING,
+    SIZES,
+    falling,
+    hostile,
+    lines,
+    read,
+    save,
+    small,
+    sweep,
 )
-FLOOR = {
-    "l2": 0.03,
-    "ridge": 0.024,
-    "proximal": 0.02,
-    "proximal-auto": 0.019,
-    "proximal-follow": 0.017,
-    "kalman": 0.021,
-}
-CURVES = spec.Curves(
-    "Learning curves",
-    "Test error at the best setting of each method; bands are 95 % confidence intervals over three seeds.",
-)
-EXPERIMENT = spec.Experiment(
-    name="made-up",
-    title="Solved last layers on a made-up regression",
-    text="Numbers drawn from a formula, in the shape of a real sweep.\n\nEvery method has the same network and data.",
-    metric="test",
-    select="validation",
-    label="test MSE",
-    methods=METHODS,
-    by=("optimizer", "batch_size"),
-    settings=("lr", "lam", "beta", "forget"),
-    figures=(
-        CURVES,
-        spec.Sensitivity(
-            "Sensitivity to λ", "Proximal, at the best of its other settings.", "lam", {"method": ["proximal"]}
-        ),
-        spec.Sensitivity(
-            "Sensitivity to β", "Proximal, at the best of its other settings.", "beta", {"method": ["proximal"]}
-        ),
-    ),
-    environment={"device": "NVIDIA H200", "torch": "2.13.0", "closedform": "0.1.0"},
-)
-
-
-def grid(method):
-    lams = (0.0, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-    for lr in (1e-4, 1e-3, 1e-2):
-        if method == "l2":
-            yield {"lr": lr}
-        elif method == "ridge":
-            yield from ({"lr": lr, "lam": lam} for lam in lams[1:])
-        elif method == "proximal":
-            yield from ({"lr": lr, "lam": lam, "beta": beta} for lam in lams for beta in (0.01, 0.1, 1.0, 10.0))
-        elif method == "kalman":
-            yield from ({"lr": lr, "forget": forget} for forget in (0.9, 0.99, 0.999))
-        else:
-            yield from ({"lr": lr, "beta": beta} for beta in (0.01, 0.1, 1.0))
-
-
-def sweep(sizes=SIZES, optimizers=("sgd", "adam"), methods=METHODS, seeds=3):
-    """A table like that of a real sweep: curves that fall to a floor that depends on the setting, with noise."""
-    random = np.random.default_rng(0)
-    parts = []
-    for optimizer in optimizers:
-        for size in sizes:
-            last = SAMPLES * EPOCHS // size
-            steps = np.unique(np.linspace(last / MARKS, last, MARKS).astype(int))
-            steps = np.concatenate([[1], steps])
-            for method in methods:
-                for setting in grid(method.key):
-                    off = abs(math.log10(setting["lr"] / 1e-3)) + 0.3 * abs(
-                        math.log10(max(setting.get("lam", 0.1), 1e-5) / 0.1)
-                    )
-                    off += 0.4 * abs(math.log10(setting.get("beta", 0.1) / 0.1)) + 20 * abs(
-                        setting.get("forget", 0.99) - 0.99
-                    )
-                    floor = (
-                        FLOOR[method.key] * (1 + 0.6 * off) * (1.3 if optimizer == "sgd" else 1) * (size / 256) ** 0.15
-                    )
-                    for seed in range(seeds):
-                        done = steps / last
-                        mean = floor + 0.9 * np.exp(-done * 12 / (1 + off)) / (1 + 30 * done)
-                        curve = mean * np.exp(
-                            random.normal(0, 0.05, len(steps)) * (1 - 0.7 * done) + random.normal(0, 0.03)
-                        )
-                        if method.key == "ridge" and size == 32:
-                            curve = np.where(done > 0.1, np.inf, curve * np.exp(150 * done))
-                        parts.append(pd.DataFrame({
-                            "method": method.key, "optimizer": optimizer, "batch_size": size,
-                            **{name: setting.get(name, np.nan) for name in ("lr", "lam", "beta", "forget")},
-                            "seed": seed, "step": steps, "validation": curve * 0.98, "test": curve,
-                            "wall_s": steps * 0.01, "device": "cuda",
-                        }))  # fmt: skip
-    return pd.concat(parts, ignore_index=True)
-
-
-def save(folder, table, experiment=EXPERIMENT):
-    results.save(table, folder)
-    experiment.save(folder)
-    return folder
-
-
-def small(test, *, validation=None, seeds=None, **columns):
-    """A table of one row a value, all at one optimizer and batch size; what is not given is the same everywhere."""
-    count = len(test)
-    given = {
-        "method": "l2",
-        "optimizer": "sgd",
-        "batch_size": 32,
-        "lr": 0.1,
-        "lam": np.nan,
-        "beta": np.nan,
-        "forget": np.nan,
-    }
-    given |= {"seed": seeds or [0] * count, "step": 1, "validation": validation or test, "test": test} | columns
-    return pd.DataFrame({name: value if isinstance(value, list) else [value] * count for name, value in given.items()})
-
-
-def read(folder, table, **changes):
-    return panels.read(save(folder, table, dataclasses.replace(EXPERIMENT, **changes)))
-
-
-def lines(figure, panel=0):
-    return {line.key: line for line in figure.panels[panel].lines}
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +64,6 @@ def test_one_seed_has_no_band(tmp_path):
     facets = summary.best_settings(table, experiment)
     assert facets[0].entries[0].shown == "0.2"
     assert "One seed each" in summary.sentence(facets, experiment)
-
-
-def falling(method, values):
-    steps = list(range(1, len(values) + 1))
-    return small(list(values), method=method, step=steps)
 
 
 def test_a_hopeless_method_does_not_flatten_the_others(tmp_path):
@@ -290,8 +170,8 @@ def test_a_figure_and_a_table_about_nothing(tmp_path):
     nothing = dataclasses.replace(CURVES, where={"optimizer": ["lion"]})
     experiment = dataclasses.replace(EXPERIMENT, figures=(nothing,), where={"optimizer": ["lion"]})
     written = write(save(tmp_path, small([0.1]), experiment)).read_text()
-    assert "No run has what this figure shows." in written
-    assert "No run is of the kind" in written
+    assert "Nothing was run for this figure." in written
+    assert "Nothing was run for this table." in written
     assert static(tmp_path, tmp_path)[0].is_file()
 
 
@@ -299,8 +179,8 @@ def test_the_sentence(folder):
     table, experiment = panels.read(folder)
     facets = summary.best_settings(table, experiment)
     said = summary.sentence(facets, experiment)
-    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. In ")
-    clear = int(re.search(r"In (\d) cases of 8 the best one's 95 % interval is clear of all others", said)[1])
+    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. The 95 % ")
+    clear = int(re.search(r"The 95 % interval of the best overlaps no other in (\d) of 8 cases", said)[1])
     assert clear == sum(facet.clear for facet in facets)
     split = summary.sentence([facets[0], dataclasses.replace(facets[1], entries=facets[1].entries[:1])], experiment)
     assert "l2 in 1 of 2 cases" not in split  # nobody is best in a facet whose best entry is gone
@@ -328,10 +208,10 @@ def test_errors_name_the_file_and_the_column(tmp_path):
     with pytest.raises(ValueError, match=r"results.parquet has no rows"):
         write(tmp_path)
     results.save(small([0.1, 0.2], width=[8, 16]), tmp_path)
-    with pytest.raises(ValueError, match=r"results.parquet has 1 row.* for the same model and step"):
+    with pytest.raises(ValueError, match=r"results.parquet has 1 second row.* for the same model and step"):
         write(tmp_path)
     save(tmp_path, small([0.1]), dataclasses.replace(EXPERIMENT, methods=(spec.Method("l2", "l2", "}</style>"),)))
-    with pytest.raises(ValueError, match="is no colour"):
+    with pytest.raises(ValueError, match="is not a colour"):
         write(tmp_path)
     assert not list(tmp_path.glob("*.html"))
 
@@ -376,15 +256,6 @@ def test_only_the_chosen_curves_are_embedded(folder):
     assert all(len(line["x"]) == len(line["y"]) for panel in curves["panels"] for line in panel["lines"])
 
 
-def hostile():
-    method = spec.Method("l2", HOSTILE)
-    figure = dataclasses.replace(CURVES, title=HOSTILE, caption=HOSTILE)
-    return dataclasses.replace(
-        EXPERIMENT, title=HOSTILE, text=HOSTILE, label=HOSTILE, methods=(method,), figures=(figure,),
-        environment={HOSTILE: HOSTILE}, names={"lr": HOSTILE, "step": HOSTILE},
-    )  # fmt: skip
-
-
 def test_nothing_is_injected(tmp_path):
     written = write(save(tmp_path, small([0.1], optimizer=HOSTILE), hostile())).read_text()
     assert "<script>alert" not in written
@@ -419,208 +290,3 @@ def test_static_figures_are_small_and_reproducible(folder, tmp_path):
     for label in ("proximal, β follows", "sgd, batch size 2048", "ridge: diverged", "test MSE"):
         assert f">{label}</text>" in drawn
     assert "<dc:date>" not in drawn
-
-
-# ---- what a browser shows
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-class Visit:
-    """A page in the browser, with all that went wrong on it."""
-
-    def __init__(self, browser, path: Path, width=1280):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme="light")
-        self.page = self.context.new_page()
-        self.requests, self.complaints = [], []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.goto(path.as_uri())
-        self.url = path.as_uri()
-
-    def count(self, selector):
-        return self.page.locator(selector).count()
-
-    def style(self, selector, name):
-        return self.page.locator(selector).first.evaluate("(node, name) => getComputedStyle(node)[name]", name)
-
-    def overflow(self):
-        return self.page.evaluate("document.documentElement.scrollWidth")
-
-
-@pytest.fixture
-def visit(browser, folder):
-    opened = []
-
-    def go(path=None, **options):
-        opened.append(Visit(browser, path or write(folder), **options))
-        return opened[-1]
-
-    yield go
-    for each in opened:
-        assert each.complaints == []
-        assert each.requests == [each.url]
-        each.context.close()
-
-
-def test_the_browser_draws_every_curve(visit):
-    seen = visit()
-    assert seen.count(".plot") == 8 + 2 + 2
-    curves = '.plot[data-figure="0"]'
-    assert seen.count(f"{curves} g[data-style]") == 8 * len(METHODS)
-    assert seen.count(f"{curves} .band") == 8 * len(METHODS)
-    box = seen.page.locator(f"{curves} .line").first.bounding_box()
-    assert box["width"] > 150
-    assert box["height"] > 100
-    assert "NaN" not in seen.page.content()
-
-
-def test_the_legend_hides_a_method_in_every_panel(visit):
-    seen = visit()
-    button = seen.page.get_by_role("button", name="Kalman")
-    style = button.get_attribute("data-style")
-    here = f'.plot[data-figure="0"] g[data-style="{style}"]'
-    assert seen.count(here) == 8
-    button.click()
-    assert button.get_attribute("aria-pressed") == "false"
-    assert seen.count(here) == 0
-    assert seen.count('.plot[data-figure="0"] g[data-style]') == 8 * (len(METHODS) - 1)
-    button.focus()
-    seen.page.keyboard.press("Enter")
-    assert button.get_attribute("aria-pressed") == "true"
-    assert seen.count(here) == 8
-
-
-def test_a_figures_own_legend_follows_in_figures_like_it(visit):
-    seen = visit()
-    buttons = seen.page.get_by_role("button", name="batch size 256")
-    assert buttons.count() == 2
-    style = buttons.first.get_attribute("data-style")
-    buttons.first.click()
-    assert buttons.nth(1).get_attribute("aria-pressed") == "false"
-    assert seen.count(f'.plot g[data-style="{style}"]') == 0
-    assert seen.count('.plot[data-figure="0"] g[data-style]') == 8 * len(METHODS)
-
-
-def test_pointing_shows_all_methods_values_and_settings(visit, folder):
-    seen = visit()
-    plot, tip = seen.page.locator(".plot").nth(1), seen.page.locator("#tip")
-    assert tip.is_hidden()
-    box = plot.bounding_box()
-    plot.hover(position={"x": box["width"] - 11, "y": 60})
-    figure = panels.figures(*panels.read(folder))[0]
-    said = tip.inner_text()
-    assert f"step {int(figure.panels[1].lines[0].x[-1]):,}" in said
-    entries = summary.best_settings(*panels.read(folder))[1].entries
-    for entry, line in zip(entries, figure.panels[1].lines):
-        assert entry.method.label in said
-        assert entry.shown in said
-        assert line.settings[0] in said
-    seen.page.mouse.move(5, 5)
-    assert tip.is_hidden()
-    plot.focus()
-    seen.page.keyboard.press("ArrowRight")
-    assert "step 1\n" in tip.inner_text()
-    seen.page.keyboard.press("ArrowRight")
-    assert f"step {int(figure.panels[1].lines[0].x[1]):,}" in tip.inner_text()
-    seen.page.keyboard.press("Escape")
-    assert tip.is_hidden()
-
-
-def test_pointing_names_the_value_that_was_tried(visit, tmp_path):
-    table = small([0.5, 0.4, 0.3], method="proximal", lam=[0.0, 0.0123456789, 0.3])
-    seen = visit(write(save(tmp_path, table)))
-    seen.page.locator('.plot[data-figure="1"]').focus()
-    for label in ("λ 0\n", "λ 0.01235\n", "λ 0.3\n"):
-        seen.page.keyboard.press("ArrowRight")
-        assert label in seen.page.locator("#tip").inner_text()
-
-
-def test_a_diverged_method_says_so_under_the_pointer(visit):
-    seen = visit()
-    plot = seen.page.locator(".plot").first
-    assert plot.locator("text.note").text_content() == "ridge: diverged"
-    plot.hover(position={"x": 250, "y": 60})
-    assert re.search(r"ridge\s+diverged", seen.page.locator("#tip").inner_text())
-
-
-@pytest.mark.parametrize("axis", ["x", "y"])
-def test_the_switches_change_the_axes(visit, axis):
-    seen = visit()
-    button = seen.page.get_by_role("button", name=f"log {axis}")
-    plot = seen.page.locator(".plot").first
-
-    def look():
-        ticks = [float(text.replace("k", "e3")) for text in plot.locator(f".tick-{axis}").all_text_contents()]
-        return sorted(ticks), plot.locator(".line").first.get_attribute("d")
-
-    before, path = look()
-    was = button.get_attribute("aria-pressed")
-    button.click()
-    assert button.get_attribute("aria-pressed") != was
-    after, other = look()
-    linear, log = (before, after) if axis == "x" else (after, before)
-    assert len(set(np.round(np.diff(linear), 9))) == 1
-    assert log[0] > 0
-    assert log[-1] / log[0] > (40 if axis == "x" else 4)
-    assert len(set(np.round(np.diff(log), 9))) > 1
-    assert path != other
-
-
-def test_the_page_follows_the_colour_scheme_as_it_changes(visit):
-    seen = visit()
-    line = '.plot[data-figure="0"] .line'
-    light = seen.style("body", "backgroundColor"), seen.style(line, "stroke")
-    seen.page.emulate_media(color_scheme="dark")
-    for _ in range(50):  # the browser tells the page in its own time
-        if seen.style(line, "stroke") != light[1]:
-            break
-        seen.page.wait_for_timeout(100)
-    dark = seen.style("body", "backgroundColor"), seen.style(line, "stroke")
-    assert light[0] == "rgb(255, 255, 255)"
-    assert dark[0] == "rgb(20, 23, 27)"
-    assert light[1] != dark[1]
-    seen.page.emulate_media(media="print")
-    seen.page.wait_for_timeout(300)
-    assert (seen.style("body", "backgroundColor"), seen.style(line, "stroke")) == light
-
-
-def test_a_phone_stacks_the_panels_and_does_not_scroll_sideways(visit):
-    seen = visit(width=390)
-    assert seen.overflow() <= 390
-    lefts = {plot.bounding_box()["x"] for plot in seen.page.locator(".plot").all()}
-    assert len(lefts) == 1
-    seen.page.locator(".plot").nth(2).hover(position={"x": 300, "y": 60})
-    assert seen.page.locator("#tip").bounding_box()["width"] <= 390
-    assert seen.overflow() <= 390
-    table = seen.page.locator(".scroll")
-    assert table.evaluate("node => node.scrollWidth > node.clientWidth")
-    seen.page.set_viewport_size({"width": 1280, "height": 900})
-    assert len({plot.bounding_box()["x"] for plot in seen.page.locator('.plot[data-figure="0"]').all()}) == 4
-
-
-def test_a_browser_survives_the_odd_ones(visit, tmp_path):
-    long = hostile()
-    seen = visit(write(save(tmp_path / "hostile", small([0.1], optimizer=HOSTILE), long)), width=390)
-    assert seen.page.locator("h1").inner_text() == HOSTILE
-    dot, plot = (seen.page.locator(selector).bounding_box() for selector in (".plot .dot", ".plot"))
-    assert plot["x"] + 100 < dot["x"] < plot["x"] + plot["width"] - 100
-    assert seen.overflow() <= 390
-    gone = visit(
-        write(save(tmp_path / "gone", small([math.inf, math.nan], method=["l2", "proximal"], lam=[np.nan, 0.1])))
-    )
-    assert gone.page.locator(".plot").first.locator("text.note").text_content() == "l2, proximal: diverged"
-    negative = visit(write(save(tmp_path / "negative", falling("l2", [1.0, 0.5, -0.5]))))
-    assert "-" in "".join(negative.page.locator(".tick-y").all_text_contents())

@@ -19,8 +19,8 @@ import pandas as pd
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from closedform.cli import application
 from closedform.estimators import load
-from closedform.paper.commands import application
 from closedform.tabular import charts, folder, preparing, reading, training
 
 RUN = [sys.executable, "-c", "from closedform.cli import main; main()"]

@@ -1,43 +1,30 @@
-"""The commands of `closedform`: what is asked for, how far it is, and what came out."""
+"""The commands that reproduce the paper: `closedform paper ...`, `report`, `thin` and `claims`."""
 
 from __future__ import annotations
 
-import _thread
 import enum
 import shutil
-import sys
-import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..tabular import commands as tables
-from .sweeps.grid import SweepError
+from .running import checked_device, run_experiment, sections
+
+TIMINGS = Path("benchmarks/results/step_overhead-cuda.json")
 
 
-def application() -> typer.Typer:
-    app = typer.Typer(
-        add_completion=False,
-        no_args_is_help=True,
-        help="`closedform` on the command line.",
-        pretty_exceptions_enable=False,
-    )
-    app.command()(version)
-    app.command()(report)
-    app.command()(claims)
-    app.command()(thin)
-    tables.register(app)
+def register(app: typer.Typer) -> None:
+    for command in (report, claims, thin):
+        app.command()(command)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for figure in (landscape, theory, qm9, fno, dfiv, cifar100, timing):
-        figures.command()(figure)
+    for command in (landscape, theory, qm9, fno, dfiv, cifar100, timing):
+        figures.command()(command)
     app.add_typer(figures, name="paper")
-    return app
 
 
 class Optimizer(str, enum.Enum):
@@ -45,11 +32,14 @@ class Optimizer(str, enum.Enum):
     adam = "adam"
 
 
-def version() -> None:
-    """Print the version."""
-    from .. import __version__
-
-    print(__version__)
+Optimizers = Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")]
+BatchSizes = Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")]
+Count = Annotated[int | None, typer.Option(min=1)]
+Refine = Annotated[int, typer.Option(min=0, help="This many more seeds, at the settings that the first seeds chose.")]
+Seconds = Annotated[float | None, typer.Option(min=0.1, help="Stop after this many seconds, as Ctrl-C does.")]
+Device = Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')]
+Out = Annotated[Path | None, typer.Option(help="The folder of the results; a later run continues what it holds.")]
+Results = Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")]
 
 
 def paper(
@@ -62,27 +52,30 @@ def paper(
         print(context.get_help())
 
 
+# ---- Experiments ---------------------------------------------------------------------------------
+
+
 def qm9(
     quick: Annotated[bool, typer.Option(help="20,000 molecules, 3 epochs, one seed, few settings: minutes.")] = False,
-    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1)] = None,
-    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
+    optimizer: Optimizers = None,
+    batch_size: BatchSizes = None,
+    epochs: Count = None,
+    seeds: Count = None,
+    refine: Refine = 0,
     molecules: Annotated[int | None, typer.Option(min=100, help="Use only this many of the molecules.")] = None,
-    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
-    dask: Annotated[str | None, typer.Option(help="Address of a Dask cluster, whose workers take the stacks.")] = None,
+    device: Device = "auto",
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask cluster; its workers train the stacks.")] = None,
     synthetic: Annotated[bool, typer.Option(help="Generated molecules instead of the data set.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+    out: Out = None,
 ) -> None:
     """QM9: the learned layer against ridge, proximal and Kalman, at several batch sizes and optimizers.
 
-    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    Ctrl-C stops the run, and the same command continues it. The report is one HTML page in the output folder.
     """
     from .experiments import qm9 as experiment
 
     configs = experiment.jobs(
-        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS),
         sorted(set(batch_size or ([32, 256] if quick else experiment.BATCH_SIZES))),
         size="quick" if quick else "full",
         epochs=epochs or (3 if quick else experiment.EPOCHS),
@@ -91,14 +84,9 @@ def qm9(
         source="synthetic" if synthetic else "qm9",
     )
     folder = out or Path("runs/qm9-quick" if quick else "runs/qm9")
-    _run(
-        experiment,
-        configs,
-        folder,
-        device=device if dask and device != "auto" else _device(device),
-        refine=refine,
-        dask=dask,
-    )
+    # a worker of a cluster may have a GPU that this machine has not
+    device = device if dask and device != "auto" else checked_device(device)
+    run_experiment(experiment, configs, folder, device=device, refine=refine, dask=dask)
 
 
 def fno(
@@ -106,29 +94,29 @@ def fno(
         bool, typer.Option(help="320 samples, 64 points, a narrower network, 10 epochs: minutes.")
     ] = False,
     reduced: Annotated[bool, typer.Option(help="Twelve settings a method instead of the paper's grids.")] = False,
-    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1)] = None,
-    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
+    optimizer: Optimizers = None,
+    batch_size: BatchSizes = None,
+    epochs: Count = None,
+    seeds: Count = None,
+    refine: Refine = 0,
     samples: Annotated[
-        int | None, typer.Option(min=20, help="So many samples instead of 2,048 (--quick: 320).")
+        int | None, typer.Option(min=20, help="This many samples instead of 2,048 (--quick: 320).")
     ] = None,
     tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the network's products to TF32.")] = False,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
-    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+    seconds: Seconds = None,
+    device: Device = "auto",
+    out: Out = None,
 ) -> None:
     """Burgers' equation by a Fourier neural operator: the learned layer against ridge, proximal and Kalman.
 
-    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    Ctrl-C stops the run, and the same command continues it. The report is one HTML page in the output folder.
     """
     from .experiments import fno as experiment
 
     if quick and reduced:
         raise ValueError("--quick and --reduced are two grids of settings: expected one of them")
     configs = experiment.jobs(
-        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS),
         sorted(set(batch_size or ([2, 8, 32] if quick else experiment.BATCH_SIZES))),
         size="quick" if quick else "reduced" if reduced else "full",
         epochs=epochs or (10 if quick else experiment.EPOCHS),
@@ -137,37 +125,38 @@ def fno(
         **({"samples": samples} if samples else {}),
     )
     folder = out or Path("runs/fno-quick" if quick else "runs/fno")
-    _run(experiment, configs, folder, seconds, device=_device(device), refine=refine)
+    run_experiment(experiment, configs, folder, seconds, device=checked_device(device), refine=refine)
 
 
 def cifar100(
-    quick: Annotated[bool, typer.Option(help="2,000 generated or real images, one epoch, a small network.")] = False,
-    optimizer: Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
+    quick: Annotated[bool, typer.Option(help="2,000 images, one epoch, a small network.")] = False,
+    optimizer: Optimizers = None,
+    batch_size: BatchSizes = None,
     method: Annotated[list[str] | None, typer.Option(help="May be given more than once.")] = None,
     full: Annotated[bool, typer.Option(help="All of the paper's grids: some thousand runs.")] = False,
-    runs: Annotated[int | None, typer.Option(min=1, help="Runs that every method has to find its settings.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1)] = None,
-    refine: Annotated[int, typer.Option(min=0, help="So many more seeds, at the settings chosen by the first.")] = 0,
+    runs: Annotated[int | None, typer.Option(min=1, help="How many runs each method has to find its settings.")] = None,
+    epochs: Count = None,
+    seeds: Count = None,
+    refine: Refine = 0,
     ablations: Annotated[
         bool, typer.Option(help="At the best rates also all lambda and beta, initial layers, no bias, Algorithm 2.")
     ] = False,
     images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
-    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
-    at_once: Annotated[int, typer.Option(min=1, help="So many processes that share the device.")] = 1,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after so many, as by Ctrl-C.")] = None,
+    device: Device = "auto",
+    at_once: Annotated[int, typer.Option(min=1, help="How many processes share the device.")] = 1,
+    seconds: Seconds = None,
     synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+    out: Out = None,
 ) -> None:
     """CIFAR-100: cross-entropy and l2 against ridge, proximal, Kalman and closed-form cross-entropy, by a ResNet-18.
 
-    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    Ctrl-C stops the run, and the same command continues it. The report is one HTML page in the output folder.
     """
     from .experiments import cifar100 as experiment
 
+    device = checked_device(device)
     configs = experiment.jobs(
-        [o.value for o in optimizer] if optimizer else ["sgd"] if quick else experiment.OPTIMIZERS,
+        _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS),
         sorted(set(batch_size or ([128] if quick else experiment.BATCH_SIZES))),
         size="full" if full else "quick" if quick else "climb",
         methods=method,
@@ -176,14 +165,13 @@ def cifar100(
         limit=images or (2000 if quick else None),
         source="synthetic" if synthetic else "cifar100",
         net="small" if quick else "resnet18",
-        precision="fp32" if _device(device) == "cpu" else "bf16",
+        precision="fp32" if device == "cpu" else "bf16",
     )
-    folder = out or Path("runs/cifar100-quick" if quick else "runs/cifar100")
-    _run(
+    run_experiment(
         experiment,
         configs,
-        folder,
-        device=_device(device),
+        out or Path("runs/cifar100-quick" if quick else "runs/cifar100"),
+        device=device,
         runs=runs or (1 if quick or full else experiment.RUNS),
         refine=refine,
         ablations=ablations,
@@ -197,16 +185,16 @@ def dfiv(
     full: Annotated[
         bool, typer.Option(help="The paper's rows, networks, grids and T1: half an hour on an H200.")
     ] = False,
-    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="May be given more than once.")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="The first chooses the settings of the others.")] = None,
-    device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda" or "cuda:1".')] = "auto",
-    tf32: Annotated[bool, typer.Option(help="Products of the networks in TF32 on a GPU.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where results go (and are found again).")] = None,
+    batch_size: BatchSizes = None,
+    iterations: Count = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The first seed chooses the settings of the others.")] = None,
+    device: Device = "auto",
+    tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the networks' products to TF32.")] = False,
+    out: Out = None,
 ) -> None:
     """Instrumental variables on sprites: proximal against ridge layers by batch size, online and re-estimated.
 
-    Ctrl-C stops; the same command goes on where it was. The report is one HTML page in the output folder.
+    Ctrl-C stops the run, and the same command continues it. The report is one HTML page in the output folder.
     """
     from .experiments import dfiv as experiment
 
@@ -215,26 +203,8 @@ def dfiv(
     size = "quick" if quick else "full" if full else "cpu"
     configs = experiment.jobs(size, batch_size, iterations, tf32)
     folder = out or Path({"cpu": "runs/dfiv"}.get(size, f"runs/dfiv-{size}"))
-    _run(experiment, configs, folder, seeds=seeds or experiment.SIZES[size].seeds, device=_device(device))
-
-
-def timing(
-    results: Annotated[Path, typer.Option(help="What `python benchmarks/step_overhead.py` wrote.")] = Path(
-        "benchmarks/results/step_overhead-cuda.json"
-    ),
-) -> None:
-    """The paper's two wall-clock tables beside ours: its figure / our step eager / our step captured."""
-    from .experiments import timing as tables
-
-    rows = tables.rows(results)
-    for net, title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50")):
-        shown = Table(title=f"{title}: the paper (A100) / ours eager / ours captured")
-        for name in tables.HEAD:
-            shown.add_column(name, justify="right")
-        for row in rows:
-            if row.net == net:
-                shown.add_row(*tables.cells(row))
-        Console().print(shown)
+    seeds = seeds or experiment.SIZES[size].seeds
+    run_experiment(experiment, configs, folder, seeds=seeds, device=checked_device(device))
 
 
 def landscape(
@@ -252,34 +222,50 @@ def theory(
     out: Annotated[Path, typer.Option(help="The folder of theory.json and the figures.")] = Path("runs/theory"),
     figures: Annotated[Path | None, typer.Option(help="Another folder for the figures.")] = None,
 ) -> None:
-    """Every statement of the paper's theory as a computation: its numbers and its figures."""
+    """Compute every statement of the paper's theory and draw it."""
     from .experiments import theory as experiment
 
     print(experiment.run(out, quick, figures, say=print))
 
 
+# ---- What has been measured ----------------------------------------------------------------------
+
+
+def timing(
+    results: Annotated[
+        Path | None, typer.Option(help="A file of `python benchmarks/step_overhead.py`; the repository's otherwise.")
+    ] = None,
+) -> None:
+    """The paper's two wall-clock tables beside ours: its figure / our step eager / our step captured."""
+    from .experiments import timing as measured
+
+    if results is None and not TIMINGS.is_file():
+        raise _not_in_a_clone("closedform paper timing", TIMINGS, "a file")
+    rows = measured.rows(results or TIMINGS)
+    for net, title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50")):
+        table = Table(title=f"{title}: the paper (A100) / ours eager / ours captured")
+        for name in measured.HEAD:
+            table.add_column(name, justify="right")
+        for row in rows:
+            if row.net == net:
+                table.add_row(*measured.cells(row))
+        Console().print(table)
+
+
 def report(
-    results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
+    results: Results,
     out: Annotated[Path | None, typer.Option(help="The page to write; report.html in the folder otherwise.")] = None,
 ) -> None:
     """Write one self-contained HTML page from a results folder."""
-    from . import report as page
+    _check_folder("closedform report", results)
+    from .report import write
 
-    print(page.write(results, out, _sections(results)))
-
-
-def _sections(results: Path) -> list[str]:
-    """What an experiment adds to its report."""
-    from .experiments import cifar100_report, fno_samples
-
-    return [*cifar100_report.sections(results), *fno_samples.sections(results)]
+    print(write(results, out, sections(results)))
 
 
-def thin(
-    results: Annotated[Path, typer.Argument(help="A folder with results.parquet and experiment.json.")],
-    out: Annotated[Path, typer.Argument(help="The folder of the small copy.")],
-) -> None:
+def thin(results: Results, out: Annotated[Path, typer.Argument(help="The folder of the small copy.")]) -> None:
     """Write a small copy of a results folder, which gives the same report."""
+    _check_folder("closedform thin", results)
     from .experiments import fno_samples
     from .report.thin import thin as copy
 
@@ -290,34 +276,43 @@ def thin(
 
 def claims(
     experiment: Annotated[str, typer.Argument(help="qm9, fno, dfiv or cifar100")],
-    results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT otherwise.")] = None,
+    results: Annotated[Path | None, typer.Option(help="results/EXPERIMENT of the repository otherwise.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a page.")] = False,
 ) -> None:
     """Check the paper's sentences about an experiment against results, by default those in the repository."""
-    from .claims import checks as checks
+    from . import claims as sentences
 
     folder = results or Path("results") / experiment
+    if experiment in sentences.EXPERIMENTS:  # else `check` says what is wrong
+        _check_folder(f"closedform claims {experiment}", folder)
+    checks = sentences.check(experiment, folder)
     if markdown:
-        print(checks.markdown(checks.check(experiment, folder)))
+        print(sentences.markdown(checks))
     else:
-        checks.show(experiment, folder, Console())
+        sentences.show(checks, folder, Console())
 
 
-def _device(name: str) -> str:
-    import torch
+# ---- Small pieces --------------------------------------------------------------------------------
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        asked = torch.device(name)
-    except RuntimeError:
-        asked = torch.device("meta")
-    there = asked.type == "cpu" or (asked.type == "cuda" and (asked.index or 0) < torch.cuda.device_count())
-    if not there:
-        raise ValueError(
-            f'--device is {name!r}; expected "auto", "cpu" or, where there is such a GPU, "cuda" or "cuda:1"'
-        )
-    return name
+
+def _names(optimizers: list[Optimizer] | None) -> list[str]:
+    return [optimizer.value for optimizer in optimizers or []]
+
+
+def _check_folder(command: str, folder: Path) -> None:
+    """Say at once that a folder of results is not there; the repository's are not part of the installed package."""
+    if folder.is_dir():
+        return
+    if folder.parts[:1] == ("results",):
+        raise _not_in_a_clone(command, folder, "a folder")
+    raise ValueError(f"{folder} holds no results: there is no such folder")
+
+
+def _not_in_a_clone(command: str, path: Path, kind: str) -> ValueError:
+    return ValueError(
+        f"{command} reads {path} of the repository, which the installed package does not have: run it in a clone of "
+        f"closedform, or name {kind} of your own"
+    )
 
 
 def _catalogue() -> None:
@@ -331,80 +326,3 @@ def _catalogue() -> None:
             entry.what, entry.shows, f"[bold]{entry.command}[/]" if entry.command else "[dim]not built yet[/]"
         )
     Console().print(table)
-
-
-def _run(
-    experiment: Any, configs: list[dict[str, Any]], out: Path, seconds: float | None = None, **options: Any
-) -> None:
-    """Run an experiment with a progress bar; then its table, its report and one sentence. After `seconds` it is stopped."""
-    from . import report as page
-
-    console = Console()
-    console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
-    work = {experiment.name(config): experiment.work(config) for config in configs}
-    finished: set[str] = set()
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    start = time.perf_counter()
-    alarm = threading.Timer(seconds or 0.0, _thread.interrupt_main)
-    alarm.daemon = True
-    if seconds:
-        alarm.start()
-    try:
-        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
-            several = options.get("at_once", 1)
-            told = f"training, {several} runs at once" if several > 1 else "reading the data"
-            least = sum(work.values()) * options.get("runs", 1)  # what is known beforehand of the runs to come
-            task = progress.add_task(told, total=least)
-
-            def step(config: dict[str, Any], t: int, total: int) -> None:
-                name = experiment.name(config)
-                if name not in work:  # one that the results of others have asked for
-                    work[name] = experiment.work(config)
-                    progress.update(task, total=max(least, sum(work.values())))
-                done = sum(work[other] for other in finished) + work[name] * t / total
-                progress.update(task, completed=done, description=name)
-
-            def ended(count: int, total: int, config: dict[str, Any]) -> None:
-                step(config, 1, 1)
-                finished.add(experiment.name(config))
-
-            for config in experiment.finished(configs, out):
-                finished.add(experiment.name(config))
-            experiment.run(out, configs, **options, progress=step, done=ended)
-            progress.update(task, completed=max(least, sum(work.values())), description="finished")
-    except KeyboardInterrupt as stopped:
-        console.print(f"Stopped with {len(finished)} of {len(work)} runs finished. The same command goes on from here.")
-        sys.exit(getattr(stopped, "code", 130))
-    except SweepError as failed:
-        print(f"closedform: {failed}", file=sys.stderr)
-        sys.exit(1)
-    finally:
-        alarm.cancel()
-    _best(console, out)
-    seconds = time.perf_counter() - start
-    console.print(
-        f"\nReport: {page.write(out, None, _sections(out))}    table: {out / 'results.parquet'}    {seconds:.0f} s",
-        highlight=False,
-    )
-
-
-def _best(console: Any, out: Path) -> None:
-    """The best setting of each method, and who has the lowest error."""
-    from .report import panels, summary, text
-
-    table, experiment = panels.read(out)
-    facets = summary.best_settings(table, experiment)
-    names = [text.name(experiment, column) for column in experiment.settings]
-    shown = Table(title=f"{experiment.label} of each method at its best setting")
-    for name in ("", "method", experiment.label, f"/ {experiment.methods[0].label}", "setting"):
-        right = name.startswith(("/", experiment.label))
-        shown.add_column(name, justify="right" if right else "left", no_wrap=name not in ("", "setting"))
-    for facet in facets:
-        for row, entry in enumerate(facet.entries):
-            value = f"[bold green]{entry.shown}[/]" if entry.best else entry.shown
-            ratio = "" if entry.ratio is None else f"{entry.ratio:.2f}"
-            used = [f"{name} {value}" for name, value in zip(names, entry.settings) if value != text.MISSING]
-            shown.add_row("" if row else ", ".join(facet.names), entry.method.label, value, ratio, ", ".join(used))
-        shown.add_section()
-    console.print(shown)
-    console.print(summary.sentence(facets, experiment), highlight=False, soft_wrap=True)

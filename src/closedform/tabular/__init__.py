@@ -4,12 +4,24 @@
 pip install 'closedform[sklearn]'.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ..extras import require
 
-require("closedform.tabular", "sklearn", "sklearn")
-
-from .classifier import ClosedFormClassifier  # noqa: E402
-from .files import load  # noqa: E402
-from .regressor import ClosedFormRegressor  # noqa: E402
+if TYPE_CHECKING:
+    from .classifier import ClosedFormClassifier
+    from .files import load
+    from .regressor import ClosedFormRegressor
 
 __all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "load"]
+
+_HOMES = {"ClosedFormClassifier": ".classifier", "ClosedFormRegressor": ".regressor", "load": ".files"}
+
+
+def __getattr__(name: str) -> Any:
+    """An estimator is imported when it is first used, so that the commands of this room are listed without scikit-learn."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("closedform.tabular", "sklearn", "sklearn")
+    return getattr(import_module(_HOMES[name], __name__), name)

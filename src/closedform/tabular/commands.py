@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ..extras import require
+from . import reading
 
 
 class Task(str, enum.Enum):
@@ -45,6 +46,7 @@ def train(
 
     A fifth of the rows is kept for the test. Killed at any time, the same command goes on from the last epoch.
     """
+    reading.check_file(data)  # before the imports, so that a wrong name is answered at once
     require("closedform train", "sklearn", "sklearn", "safetensors")
     from . import training
 
@@ -113,6 +115,7 @@ def predict(
     encoding: Encoding = "utf-8-sig",
 ) -> None:
     """Predict for every row of a table, piece by piece, so that a file larger than memory works too."""
+    reading.check_file(data)
     require("closedform predict", "sklearn", "sklearn", "safetensors")
     from .predicting import predict as run
 

@@ -31,12 +31,8 @@ class TableError(ValueError):
     """Something is wrong with a file; the message names it, the column and the row."""
 
 
-def pieces(
-    path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE, columns: Collection[str] | None = None
-) -> Iterator[pd.DataFrame]:
-    """The table in pieces of at most so many rows, at constant memory; the index counts rows from 1. Columns that are named
-    must be there, and the others are then not read."""
-    path = Path(path)
+def check_file(path: Path) -> None:
+    """Raise a TableError unless there is a file that may be a table."""
     if path.is_dir():
         raise TableError(f"{path}: a folder; expected a CSV or Parquet file")
     if not path.is_file():
@@ -46,6 +42,15 @@ def pieces(
             raise TableError(f"{path}: compressed with gzip; expected a CSV or Parquet file, so unpack it first")
     if path.stat().st_size == 0:
         raise TableError(f"{path}: the file is empty; expected a header and rows")
+
+
+def pieces(
+    path: Path, *, encoding: str = "utf-8-sig", rows: int = PIECE, columns: Collection[str] | None = None
+) -> Iterator[pd.DataFrame]:
+    """The table in pieces of at most so many rows, at constant memory; the index counts rows from 1. Columns that are named
+    must be there, and the others are then not read."""
+    path = Path(path)
+    check_file(path)
     parquet = path.suffix.lower() in SUFFIXES
     reader = _parquet(path, rows, columns) if parquet else _csv(path, encoding, rows, columns)
     start = 1

@@ -1,7 +1,6 @@
-"""The paper's sentences about CIFAR-100, each as a check on a table of results (see `closedform.paper.claims.check`).
+"""The paper's sentences about CIFAR-100, each as a check on a table of results.
 
-The paper gives no number for its words; the ones taken for them are constants here, in points of accuracy. A check about a
-comparison that the results do not hold is left out.
+A check about a comparison that the results do not hold is left out.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..experiments import cifar100, cifar100_report
 from ..sweeps import results
-from .checks import Check
+from . import thresholds
+from .verdicts import Check
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NEAR = 0.02  # comparable, alike, robust
-FAILS = 0.10  # so far behind is a failure
-LARGE = 100.0  # "large enough" lambda
-LARGE_BATCH = 1024  # below, the paper sees some sensitivity to lambda
-AHEAD, BEHIND = 0.01, 0.005  # that a rule of ours is to be ahead of cross-entropy somewhere, and may be behind
+NEAR, FAILS = thresholds.of("near in accuracy"), thresholds.of("fails in accuracy")
+AHEAD, BEHIND = thresholds.of("ahead"), thresholds.of("behind")
+LARGE, LARGE_BATCH = thresholds.of("large lambda"), thresholds.of("large batch")
 
 
 class Accuracies:
@@ -44,10 +42,10 @@ class Accuracies:
 
     def methods(self, optimizer: str) -> dict[int, dict[str, float]]:
         """Accuracies by batch size and method."""
-        found: dict[int, dict[str, float]] = {}
+        by_size: dict[int, dict[str, float]] = {}
         for (size, method), accuracy in self.best(["batch_size", "method"], optimizer=optimizer).items():
-            found.setdefault(int(size), {})[method] = accuracy
-        return found
+            by_size.setdefault(int(size), {})[method] = accuracy
+        return by_size
 
     def gaps(self, optimizer: str, one: str, other: str) -> dict[int, float]:
         """How far `one` is ahead of `other`, by batch size; a method that diverged has accuracy 0."""
@@ -70,11 +68,11 @@ class Accuracies:
     def swept(self, optimizer: str, method: str, setting: str) -> dict[int, dict[float, float]]:
         """Accuracies by batch size and value of a setting, all at one learning rate: the one that has most values."""
         by = ["batch_size", "lr", setting]
-        found: dict[tuple[int, float], dict[float, float]] = {}
+        by_rate: dict[tuple[int, float], dict[float, float]] = {}
         for (size, lr, value), accuracy in self.best(by, optimizer=optimizer, method=method).items():
-            found.setdefault((int(size), float(lr)), {})[float(value)] = max(accuracy, 0.0)
+            by_rate.setdefault((int(size), float(lr)), {})[float(value)] = max(accuracy, 0.0)
         most: dict[int, dict[float, float]] = {}
-        for (size, _), values in found.items():
+        for (size, _), values in by_rate.items():
             if len(values) > max(1, len(most.get(size, {}))):
                 most[size] = values
         return most
@@ -89,7 +87,7 @@ def _proximal(table: Accuracies) -> list[Check]:
     for optimizer in table.optimizers:
         gaps = table.gaps(optimizer, "proximal", "l2")
         if gaps:
-            figures = f"points of accuracy ahead at batch size {_points(gaps)}"
+            figures = f"lead in points of accuracy at batch size {_points(gaps)}"
             checks.append(Check(f"{optimizer}: proximal beats l2", figures, all(gap > 0 for gap in gaps.values())))
         if len(gaps) > 1:
             ordered = [gaps[size] for size in sorted(gaps)]
@@ -97,7 +95,7 @@ def _proximal(table: Accuracies) -> list[Check]:
             checks.append(Check(f"{optimizer}: the gap widens with the batch size", figures, widens))
         ahead = table.gaps(optimizer, "proximal", "cross-entropy")
         if ahead:
-            figures = f"points of accuracy ahead at batch size {_points(ahead)}"
+            figures = f"lead in points of accuracy at batch size {_points(ahead)}"
             claim = f"{optimizer}: proximal surpasses cross-entropy"
             checks.append(Check(claim, figures, all(gap > 0 for gap in ahead.values())))
     return checks
@@ -112,7 +110,7 @@ def _ridge(table: Accuracies) -> list[Check]:
             checks.append(
                 Check(
                     f"{optimizer}: ridge fails at small batches and comes near proximal only at large ones",
-                    f"points of accuracy of ridge against proximal at batch size {_points(gaps)}",
+                    f"ridge minus proximal, in points of accuracy, at batch size {_points(gaps)}",
                     gaps[smallest] < -FAILS and gaps[largest] > -NEAR,
                 )
             )
@@ -130,9 +128,10 @@ def _settings(table: Accuracies) -> list[Check]:
         if any(size >= LARGE_BATCH for size in lost):
             checks.append(
                 Check(
-                    f"{optimizer}: proximal is robust to lambda where it is large enough (from {LARGE:g} on), but for "
+                    f"{optimizer}: proximal is robust to lambda where it is large enough ({LARGE:g} or more), except at "
                     "small batches",
-                    f"worst of these against the best lambda at one learning rate, in points, at batch size {_points(lost)}",
+                    "worst of these minus the best lambda, at one learning rate, in points of accuracy, at batch size "
+                    f"{_points(lost)}",
                     all(loss > -NEAR for size, loss in lost.items() if size >= LARGE_BATCH),
                 )
             )
@@ -146,7 +145,7 @@ def _settings(table: Accuracies) -> list[Check]:
             checks.append(
                 Check(
                     f"{optimizer}: ridge is more sensitive to beta than proximal to lambda",
-                    f"mean range of accuracy over the values at one learning rate, in points: {_points(means)}",
+                    f"mean range over the values at one learning rate, in points of accuracy: {_points(means)}",
                     means["ridge"] > means["proximal"],
                 )
             )
@@ -175,20 +174,20 @@ def _rates(table: Accuracies) -> list[Check]:
 def _confidence(table: Accuracies) -> list[Check]:
     checks = []
     for optimizer in table.optimizers:
-        found = cifar100_report.confidence(table.table, optimizer)
+        by_size = cifar100_report.confidence(table.table, optimizer)
         pairs = {
             s: (row["cross-entropy"], row["proximal"])
-            for s, row in found.items()
+            for s, row in by_size.items()
             if {"cross-entropy", "proximal"} <= set(row)
         }
         if pairs:
-            told = ", ".join(
+            listed = ", ".join(
                 f"{size}: {squared:.2f} against {entropy:.2f}" for size, (entropy, squared) in pairs.items()
             )
             checks.append(
                 Check(
                     f"{optimizer}: the squared loss is less confident than cross-entropy",
-                    f"mean largest probability at batch size {told}",
+                    f"mean largest probability, squared loss against cross-entropy, at batch size {listed}",
                     all(squared < entropy for entropy, squared in pairs.values()),
                 )
             )
@@ -207,16 +206,16 @@ def _design(table: Accuracies) -> list[Check]:
                 by_size.setdefault(int(size), []).append(max(accuracy, 0.0))
             differences = {size: max(v) - min(v) for size, v in by_size.items() if len(v) > 1}
             if differences:
-                figures = f"points of accuracy between them at batch size {_points(differences)}"
+                figures = f"difference in points of accuracy at batch size {_points(differences)}"
                 checks.append(Check(f"{optimizer}: {claim}", figures, all(d <= NEAR for d in differences.values())))
-    found = table.best(["batch_size", "init"], "initialisation", optimizer="sgd")
+    accuracies = table.best(["batch_size", "init"], "initialisation", optimizer="sgd")
     behind = {}
-    for size in sorted({size for size, _ in found}):
-        others = [max(accuracy, 0.0) for (s, init), accuracy in found.items() if s == size and init != "zeros"]
-        if others and (size, "zeros") in found:
-            behind[int(size)] = found[size, "zeros"] - max(others)
+    for size in sorted({size for size, _ in accuracies}):
+        others = [max(accuracy, 0.0) for (s, init), accuracy in accuracies.items() if s == size and init != "zeros"]
+        if others and (size, "zeros") in accuracies:
+            behind[int(size)] = accuracies[size, "zeros"] - max(others)
     if behind:
-        figures = f"zeros against the best of the others, in points, at batch size {_points(behind)}"
+        figures = f"zeros minus the best of the others, in points of accuracy, at batch size {_points(behind)}"
         checks.append(
             Check("sgd: a last layer of zeros is the best start", figures, all(v >= 0 for v in behind.values()))
         )
@@ -230,18 +229,20 @@ def _beyond(table: Accuracies) -> list[Check]:
         for method in (method.key for method in cifar100_report.METHODS if method.ours):
             gaps = table.gaps(optimizer, method, "cross-entropy")
             if gaps:
-                figures = f"points of accuracy ahead at batch size {_points(gaps)}"
-                claim = f"{optimizer}: {method} is nowhere behind cross-entropy"
+                figures = f"lead in points of accuracy at batch size {_points(gaps)}"
+                claim = f"{optimizer}: {method} is never behind cross-entropy"
                 checks.append(Check(claim, figures, min(gaps.values()) >= 0, beyond=True))
             if len(gaps) > 1:
                 holds = max(gaps.values()) >= AHEAD and min(gaps.values()) >= -BEHIND
-                claim = f"{optimizer}: {method} is 1 point ahead of cross-entropy somewhere and nowhere 0.5 behind"
+                claim = (
+                    f"{optimizer}: {method} is 1 point ahead of cross-entropy at some batch size and never 0.5 behind"
+                )
                 checks.append(Check(claim, figures, holds, beyond=True))
         for method in ("kalman", "generalized"):
             gaps = table.gaps(optimizer, method, "proximal")
             if gaps:
-                figures = f"points of accuracy ahead at batch size {_points(gaps)}"
-                claim = f"{optimizer}: {method} is nowhere behind proximal"
+                figures = f"lead in points of accuracy at batch size {_points(gaps)}"
+                claim = f"{optimizer}: {method} is never behind proximal"
                 checks.append(Check(claim, figures, min(gaps.values()) >= 0, beyond=True))
     return checks
 
@@ -256,7 +257,7 @@ def check(folder: Path) -> list[Check]:
         c for c in ("study", "confidence", "validation", "test", *cifar100_report.SETTINGS) if c not in table
     ]:
         raise ValueError(f"{folder} does not hold results of CIFAR-100: there is no column {missing[0]!r}")
-    found = [result for checks in CHECKS for result in checks(Accuracies(table))]
-    if not found:
+    answered = [result for checks in CHECKS for result in checks(Accuracies(table))]
+    if not answered:
         raise ValueError(f"{folder} does not hold two methods at one batch size, so there is nothing to compare")
-    return found
+    return answered

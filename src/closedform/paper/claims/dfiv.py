@@ -1,24 +1,22 @@
-"""The paper's sentences about instrumental variables, each as a check on a table of results (see
-`closedform.paper.claims.check`). The paper gives no number for its words; the ones taken for them are constants here.
-"""
+"""The paper's sentences about instrumental variables, each as a check on a table of results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..experiments import dfiv as experiment
 from ..sweeps import results
-from .checks import Check
+from . import thresholds
+from .verdicts import Check, listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ALIKE = 1.25  # "comparable" and "nearly identical": within a quarter
-SMALL = 64  # up to here a batch is small; larger ones but the largest are between
+ALIKE, SMALL = thresholds.of("similar"), int(thresholds.of("small batch"))
 
 
-class Errors:
+class SpriteErrors:
     """Test errors over the last fifth of training at the setting that validation has chosen, by batch size and line of the
     figure."""
 
@@ -35,27 +33,24 @@ class Errors:
         return {size: row[one] / row[other] for size, row in sorted(self.errors.items())}
 
 
-def _listed(values: dict[Any, float]) -> str:
-    return ", ".join(f"{key}: {value:.2f}" for key, value in values.items())
-
-
 def check(folder: Path) -> list[Check]:
+    """Every check; the folder must hold the whole experiment."""
     table = results.load(folder)
-    there = set(table[["batch_size", "method"]].itertuples(index=False, name=None))
+    present = set(table[["batch_size", "method"]].itertuples(index=False, name=None))
     wanted = [(size, method.key) for size in experiment.SIZES["full"].batch_sizes[:-1] for method in experiment.METHODS]
-    absent = [row for row in wanted if row not in there]
+    absent = [row for row in wanted if row not in present]
     if absent:
         size, method = absent[0]
         raise ValueError(f"{folder} does not hold the whole experiment: nothing for batch size {size}, {method}")
-    errors = Errors(table)
+    errors = SpriteErrors(table)
     checks = []
     for kind, suffix in (("re-estimated", ""), ("online", " online")):
         ratios = errors.ratios(f"ridge{suffix}", f"proximal{suffix}")
         largest = max(ratios)
         small = {size: ratio for size, ratio in ratios.items() if size <= SMALL}
-        told = f"ridge / proximal at batch size {_listed(ratios)} ({errors.seeds} seeds)"
+        figures = f"ridge / proximal at batch size {listed(ratios)} ({errors.seeds} seeds)"
         checks += [
-            Check(f"{kind}: proximal beats ridge at small batches (up to {SMALL})", told, min(small.values()) > 1),
+            Check(f"{kind}: proximal beats ridge at small batches (up to {SMALL})", figures, min(small.values()) > 1),
             Check(
                 f"{kind}: the two are comparable at large batches ({largest}, all rows of a stage)",
                 f"ridge / proximal {ratios[largest]:.2f}",
@@ -66,7 +61,7 @@ def check(folder: Path) -> list[Check]:
     checks.append(
         Check(
             "proximal: online and re-estimated evaluation are nearly identical",
-            f"online / re-estimated at batch size {_listed(gaps['proximal'])}",
+            f"online / re-estimated at batch size {listed(gaps['proximal'])}",
             all(1 / ALIKE <= ratio <= ALIKE for ratio in gaps["proximal"].values()),
         )
     )
@@ -74,7 +69,7 @@ def check(folder: Path) -> list[Check]:
     checks.append(
         Check(
             "online is closer to re-estimated for proximal than for ridge, at small batches",
-            f"online / re-estimated of ridge at batch size {_listed(gaps['ridge'])}",
+            f"online / re-estimated of ridge at batch size {listed(gaps['ridge'])}",
             all(value < 0 for size, value in closer.items() if size <= SMALL),
             beyond=True,
         )

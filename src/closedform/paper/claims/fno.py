@@ -1,4 +1,4 @@
-"""The paper's sentences about Burgers' equation, each as a check on a table of results (see `experiments.claims`).
+"""The paper's sentences about Burgers' equation, each as a check on a table of results.
 
 Two rules give an error for each method:
 
@@ -12,9 +12,8 @@ the second is another measurement of the same models.
 
 A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
 soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
-or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. The paper gives
-no number for its words; the ones taken for them are constants here. A comparison that the results do not hold is left out,
-and a batch size of the paper's that is missing is named.
+or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. A
+comparison that the results do not hold is left out, and a batch size of the paper's that is missing is named.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from typing import TYPE_CHECKING
 from ..experiments import fno as experiment
 from ..report import panels, text
 from ..sweeps import results
-from .checks import Check
+from . import thresholds
+from .verdicts import Check
 
 if TYPE_CHECKING:
     import pandas as pd
 
-EFFECTIVE = 1.5  # at most half as much again as the best of the paper's methods
-FAILS = 3.0  # three times the error of the best of the others is a failure
-SIMILAR = 1.25  # within a quarter of each other; more than that is better or worse
+EFFECTIVE, FAILS, SIMILAR = (thresholds.of(word) for word in ("effective", "fails", "similar"))
 PAPER = ("l2", "ridge", "proximal")
 SOLVED = ("ridge", "proximal", "kalman")
 
@@ -48,27 +46,27 @@ class Sooner:
     clear: bool
 
 
-class Errors:
+class BurgersErrors:
     """Errors at the best settings, as means over the seeds (`final`) and seed by seed (`seeds`), and how soon they are
     reached; by the second rule if `at_end`."""
 
     def __init__(self, table: pd.DataFrame, at_end: bool = False):
         self.optimizers = [o for o in experiment.OPTIMIZERS if o in set(table["optimizer"])]
         columns = ["optimizer", "batch_size", "method"]
-        told = [*columns, *experiment.SETTINGS]
-        last = table.groupby([*told, "seed"], dropna=False, observed=True)["step"].transform("max")
+        configuration = [*columns, *experiment.SETTINGS]
+        last = table.groupby([*configuration, "seed"], dropna=False, observed=True)["step"].transform("max")
         measured = table.loc[table["step"] == last] if at_end else table
         metric = "fine" if at_end else "test"
-        runs = results.finished(measured, told, select="validation", metric=metric, late=not at_end)
+        runs = results.finished(measured, configuration, select="validation", metric=metric, late=not at_end)
         self.final: dict[str, dict[int, dict[str, float]]] = {}
         self.seeds: dict[tuple[str, int, str], dict[int, float]] = {}
         self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
         for row in panels.each(results.best(runs, columns, experiment.SETTINGS, failed=experiment.FAILED)):
             optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
             self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
-            own = results.rows_of(runs, row, told).sort_values("seed")
+            own = results.rows_of(runs, row, configuration).sort_values("seed")
             self.seeds[optimizer, size, method] = dict(zip(map(int, own["seed"]), map(float, own["final"])))
-            self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, told), "test")
+            self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, configuration), "test")
 
     def ratios(self, optimizer: str, one: str, others: Sequence[str], sizes: Sequence[int]) -> dict[int, float]:
         """The error of `one` over the least of `others` by batch size, where all are there."""
@@ -81,7 +79,7 @@ class Errors:
     def sooner(self, optimizer: str, method: str) -> dict[int, Sooner]:
         """How many times fewer steps `method` takes to the error with which l2 ends (its mean over the last fifth), each
         counted to the first measurement that is no larger."""
-        found = {}
+        by_size = {}
         for size in self.final[optimizer]:
             if (optimizer, size, "l2") not in self.curves or (optimizer, size, method) not in self.curves:
                 continue
@@ -90,11 +88,11 @@ class Errors:
             end = learned.loc[late, "mean"].mean()
             first, there = (curve.loc[curve["mean"] <= end, "step"] for curve in (learned, own))
             if there.empty or not math.isfinite(end):
-                found[size] = Sooner(0.0, False)
+                by_size[size] = Sooner(0.0, False)
                 continue
             between = learned["step"].gt(there.min()) & learned["step"].lt(first.min())
-            found[size] = Sooner(float(first.min() / there.min()), bool(between.any()))
-        return found
+            by_size[size] = Sooner(float(first.min() / there.min()), bool(between.any()))
+        return by_size
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _at(sizes: Sequence[int], asked: Sequence[int]) -> str:
 
 
 def _compared(
-    errors: Errors,
+    errors: BurgersErrors,
     claim: str,
     one: str,
     others: Sequence[str],
@@ -140,38 +138,42 @@ def _similar(ratio: float) -> bool:
     return 1 / SIMILAR <= ratio <= SIMILAR
 
 
-def _verdicts(errors: Errors) -> list[_Verdict]:
+def _verdicts(errors: BurgersErrors) -> list[_Verdict]:
     every = experiment.BATCH_SIZES
-    found = []
+    verdicts = []
     for o in errors.optimizers:
-        found += _compared(errors, "proximal is effective", "proximal", PAPER, lambda r: r <= EFFECTIVE, every, o)
+        verdicts += _compared(errors, "proximal is effective", "proximal", PAPER, lambda r: r <= EFFECTIVE, every, o)
     for o in errors.optimizers:
-        found += _compared(errors, "ridge fails", "ridge", ("l2", "proximal"), lambda r: r > FAILS, [2], o)
+        verdicts += _compared(errors, "ridge fails", "ridge", ("l2", "proximal"), lambda r: r > FAILS, [2], o)
         against = ("ridge", ("proximal",))
         if o == "sgd":
-            found += _compared(errors, "ridge is outperformed by proximal", *against, lambda r: r > SIMILAR, [8, 32], o)
+            verdicts += _compared(
+                errors, "ridge is outperformed by proximal", *against, lambda r: r > SIMILAR, [8, 32], o
+            )
         large = [128] if o == "sgd" else [8, 32, 128]
-        found += _compared(errors, "ridge is similar to proximal", *against, _similar, large, o)
+        verdicts += _compared(errors, "ridge is similar to proximal", *against, _similar, large, o)
     for o in errors.optimizers:
         claim = "kalman is no worse than proximal"
-        found += _compared(errors, claim, "kalman", ("proximal",), lambda r: r <= SIMILAR, every, o, beyond=True)
-    return found
+        verdicts += _compared(errors, claim, "kalman", ("proximal",), lambda r: r <= SIMILAR, every, o, beyond=True)
+    return verdicts
 
 
-def _sooner(errors: Errors) -> list[_Verdict]:
-    found = []
+def _sooner(errors: BurgersErrors) -> list[_Verdict]:
+    verdicts = []
     for o in errors.optimizers:
         for method in SOLVED:
             if ratios := errors.sooner(o, method):
                 figures = ", ".join(
-                    f"{size}: {r.times:.1f}{' (too near to tell)' if r.times > 1 and not r.clear else ''}"
+                    f"{size}: {r.times:.1f}{' (within one measurement)' if r.times > 1 and not r.clear else ''}"
                     for size, r in ratios.items()
                 )
                 at = _at(list(ratios), experiment.BATCH_SIZES)
                 claim = f"{o}: {method} reaches the final error of l2 in fewer steps {at}"
                 holds = all(r.clear for r in ratios.values())
-                found.append(_Verdict(claim, "l2's steps / its own (0: never)", figures, holds, method == "kalman"))
-    return found
+                verdicts.append(
+                    _Verdict(claim, f"steps of l2 / steps of {method} (0: never)", figures, holds, method == "kalman")
+                )
+    return verdicts
 
 
 def check(folder: Path) -> list[Check]:
@@ -179,16 +181,16 @@ def check(folder: Path) -> list[Check]:
     table = results.load(folder)
     if missing := [c for c in ("fine", "test", "validation", *experiment.SETTINGS) if c not in table]:
         raise ValueError(f"{folder} does not hold results of Burgers' equation: there is no column {missing[0]!r}")
-    errors = Errors(table)
-    ends = {verdict.claim: verdict for verdict in _verdicts(Errors(table, at_end=True))}
-    found = []
+    errors = BurgersErrors(table)
+    ends = {verdict.claim: verdict for verdict in _verdicts(BurgersErrors(table, at_end=True))}
+    checks = []
     for late in (*_verdicts(errors), *_sooner(errors)):
         figures = f"{late.what}: {late.figures}"
         if late.claim in ends:
             end = ends[late.claim]
-            turned = "" if late.holds == end.holds else f", by which it {'holds' if end.holds else 'does not hold'}"
-            figures += f"; by the end alone {end.figures}{turned}"
-        found.append(Check(late.claim, figures, late.holds, late.beyond))
-    if not found:
+            turned = "" if late.holds == end.holds else f"; there it {'holds' if end.holds else 'does not hold'}"
+            figures += f"; after the last step {end.figures}{turned}"
+        checks.append(Check(late.claim, figures, late.holds, late.beyond))
+    if not checks:
         raise ValueError(f"{folder} does not hold two methods at one batch size, so there is nothing to compare")
-    return found
+    return checks

@@ -40,7 +40,7 @@ _STEP = 0.01  # in units of the time that the steepest slope takes to change by 
 
 
 @dataclass(frozen=True)
-class Split:
+class BurgersSplit:
     """Fields `(samples, points)` in float32, at time 0 (`x`) and at time 1 (`y`)."""
 
     x_train: Tensor
@@ -58,14 +58,14 @@ def load(
     points: int = POINTS,
     device: str | torch.device = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Split:
+) -> BurgersSplit:
     """The data of the paper's experiment, made on first use (on `device`) and kept in the cache; split by `seed` into 1448,
     200 and 400 of 2,048, or in that proportion.
 
     Many samples are solved in blocks, each of which is kept, so that what was stopped goes on; `progress` is called after
     each with the number of samples that are there, and of all."""
     if not _whole(samples, 6):
-        raise ValueError(f"samples must be a whole number from 6 on, for three parts of a split, got {samples!r}")
+        raise ValueError(f"samples must be a whole number of at least 6; a split has three parts, got {samples!r}")
     name = f"burgers-{VERSION}-{samples}-{points}"
 
     def make() -> store.Arrays:
@@ -94,14 +94,14 @@ def load(
     order = np.random.RandomState(seed).permutation(samples)
     train = round(samples * SPLIT[0] / SAMPLES)
     parts = np.split(order, [train, train + max(1, round(samples * SPLIT[1] / SAMPLES))])
-    return Split(*(torch.from_numpy(arrays[name][part]) for part in parts for name in ("x", "y")))
+    return BurgersSplit(*(torch.from_numpy(arrays[name][part]) for part in parts for name in ("x", "y")))
 
 
 def _check_arrays(arrays: store.Arrays, names: tuple[str, ...], shape: tuple[int, int]) -> None:
     for name in names:
         array = arrays.get(name)
         if array is None or array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
-            raise ValueError(f"its {name} is not {shape} in finite float32")
+            raise ValueError(f"its {name} is not a finite float32 array of shape {shape}")
 
 
 def random_field(samples: int, points: int, seed: int = 0) -> np.ndarray:
@@ -109,7 +109,7 @@ def random_field(samples: int, points: int, seed: int = 0) -> np.ndarray:
 
     Mode by mode, so that a sample is the same function on every grid (up to the modes that the grid has)."""
     if not _whole(samples, 1):
-        raise ValueError(f"samples must be a whole number from 1 on, got {samples!r}")
+        raise ValueError(f"samples must be a whole number of at least 1, got {samples!r}")
     if not _whole(points, 16) or points % 2 or points > POINTS:
         raise ValueError(f"points must be an even number from 16 to {POINTS}, got {points!r}")
     if not _whole(seed, 0) or seed >= 2**32:
@@ -150,7 +150,7 @@ def solve(
     solution, at `time` or on the way there, a ValueError says so; so does a time that would take half a million steps.
     """
     if steps is not None and not _whole(steps, 1):
-        raise ValueError(f"steps must be a whole number from 1 on, got {steps!r}")
+        raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
     u = torch.as_tensor(_checked(u0, viscosity, time), device=device)
     state = _Spectrum(torch.fft.rfft(u, norm="forward"), u.shape[1], viscosity)
     t, taken, tail = 0.0, 0, state.tail()
@@ -267,7 +267,7 @@ def _checked(u0: np.ndarray, viscosity: float, time: float) -> np.ndarray:
     """The fields in float64; a ValueError that names what is wrong."""
     array = np.asarray(u0)
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 16 or array.shape[1] % 2:
-        raise ValueError(f"expected u0 (batch, N) with an even N from 16 on, got shape {array.shape}")
+        raise ValueError(f"expected u0 (batch, N) with an even N of at least 16, got shape {array.shape}")
     if array.dtype.kind not in "fiu":
         raise ValueError(f"u0 must hold real numbers, got {array.dtype}")
     if not np.isfinite(array).all():

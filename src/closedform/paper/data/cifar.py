@@ -53,7 +53,7 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split:
+class ImageSplit:
     """Images in uint8, labels in int64; `mean` and `std (3,)` of the training images' channels, for `normalise`."""
 
     x_train: Tensor
@@ -67,29 +67,31 @@ class Split:
     classes: int
 
 
-def load(seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100") -> Split:
+def load(
+    seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100"
+) -> ImageSplit:
     """The training images split 80/20 at random into training and validation (the paper's split), and the test images.
 
-    `limit` keeps only so many of the training images, the first of the seed's permutation. `source="synthetic"` takes
+    `limit` keeps only this many of the training images, the first of the seed's permutation. `source="synthetic"` takes
     generated images instead, `limit` of them or 2,000, and half as many for the test; they do not depend on the seed.
     """
     if source == "synthetic":
         n = SYNTHETIC if limit is None else limit
-        found, test, classes = synthetic(n), synthetic(n // 2, seed=1), SYNTHETIC_CLASSES
+        pool, test, classes = synthetic(n), synthetic(n // 2, seed=1), SYNTHETIC_CLASSES
     elif source == "cifar100":
-        (found, test), classes = images(), CLASSES
+        (pool, test), classes = images(), CLASSES
     else:
         raise ValueError(f"source is {source!r}; expected 'cifar100' or 'synthetic'")
-    n = len(found.y) if limit is None else limit
-    if not 10 <= n <= len(found.y):
-        raise ValueError(f"limit is {limit}; expected 10 to {len(found.y):,}")
-    order = np.random.RandomState(seed).permutation(len(found.y))[:n]
-    training, validation = (Images(found.x[part], found.y[part]) for part in np.split(order, [n * 8 // 10]))
+    n = len(pool.y) if limit is None else limit
+    if not 10 <= n <= len(pool.y):
+        raise ValueError(f"limit is {limit}; expected 10 to {len(pool.y):,}")
+    order = np.random.RandomState(seed).permutation(len(pool.y))[:n]
+    training, validation = (Images(pool.x[part], pool.y[part]) for part in np.split(order, [n * 8 // 10]))
     mean, std = moments(training.x)
     (x, y), (x_v, y_v), (x_t, y_t) = (
         (torch.from_numpy(part.x), torch.from_numpy(part.y.astype(np.int64))) for part in (training, validation, test)
     )
-    return Split(x, y, x_v, y_v, x_t, y_t, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
+    return ImageSplit(x, y, x_v, y_v, x_t, y_t, torch.from_numpy(mean).float(), torch.from_numpy(std).float(), classes)
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -124,15 +126,15 @@ def augment(x: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 
 def images() -> tuple[Images, Images]:
     """All training and all test images, from wherever they are (see above)."""
-    if (labels := store.given("cifar100/cifar100_labels.npz")) is not None:
+    if (labels := store.data_file("cifar100/cifar100_labels.npz")) is not None:
         return _mosaics(labels)
-    if store.given(f"{FOLDER}/train") is not None:
-        return _pickled(lambda name: open(_given(f"{FOLDER}/{name}"), "rb"))
-    archive = store.given(ARCHIVE) or store.cache_folder() / ARCHIVE
+    if store.data_file(f"{FOLDER}/train") is not None:
+        return _pickled(lambda name: open(_required_file(f"{FOLDER}/{name}"), "rb"))
+    archive = store.data_file(ARCHIVE) or store.cache_folder() / ARCHIVE
     if not archive.is_file():
         _download(archive)
-    if (found := _md5(archive)) != MD5[ARCHIVE]:
-        raise ValueError(f"{archive} has the MD5 sum {found}; expected {MD5[ARCHIVE]}: remove it to download it again")
+    if (md5 := _md5(archive)) != MD5[ARCHIVE]:
+        raise ValueError(f"{archive} has the MD5 sum {md5}; expected {MD5[ARCHIVE]}: remove it to download it again")
     with tarfile.open(archive) as tar:
 
         def member(name: str) -> BinaryIO:
@@ -158,8 +160,8 @@ def synthetic(n: int, seed: int = 0) -> Images:
     return Images(pixels.clip(0, 255).astype(np.uint8), y)
 
 
-def _given(name: str) -> Path:
-    path = store.given(name)
+def _required_file(name: str) -> Path:
+    path = store.data_file(name)
     if path is None:
         raise FileNotFoundError(f"the folder CLOSEDFORM_DATA has a part of CIFAR-100, but not {name}")
     return path
@@ -172,7 +174,7 @@ def _mosaics(labels: Path) -> tuple[Images, Images]:
     y = store.read(labels)
     parts = []
     for part in PARTS:
-        path = _given(f"cifar100/cifar100_{part}.webp")
+        path = _required_file(f"cifar100/cifar100_{part}.webp")
         try:
             with Image.open(path) as mosaic:
                 pixels = np.asarray(mosaic.convert("RGB"))
@@ -189,7 +191,7 @@ def _mosaics(labels: Path) -> tuple[Images, Images]:
 
 def _pickled(opened: Callable[[str], BinaryIO]) -> tuple[Images, Images]:
     """The official files, each a pickled dictionary: its checksum is compared first, and only arrays are made of it."""
-    found = []
+    parts = []
     for name, count in (("train", TRAINING), ("test", TEST)):
         with opened(name) as file:
             content = file.read()
@@ -201,8 +203,8 @@ def _pickled(opened: Callable[[str], BinaryIO]) -> tuple[Images, Images]:
             raise ValueError(
                 f"the file {name!r} of CIFAR-100 has shapes {x.shape} and {y.shape}; expected {count} images"
             )
-        found.append(Images(x.reshape(count, 3, 32, 32), y))
-    return found[0], found[1]
+        parts.append(Images(x.reshape(count, 3, 32, 32), y))
+    return parts[0], parts[1]
 
 
 class _Arrays(pickle.Unpickler):
@@ -231,10 +233,10 @@ def _download(path: Path) -> None:
             while block := source.read(2**20):
                 digest.update(block)
                 target.write(block)
-            if (found := digest.hexdigest()) != MD5[ARCHIVE]:
-                raise ValueError(f"what came from {URL} has the MD5 sum {found}; expected {MD5[ARCHIVE]}")
+            if (md5 := digest.hexdigest()) != MD5[ARCHIVE]:
+                raise ValueError(f"the download from {URL} has the MD5 sum {md5}; expected {MD5[ARCHIVE]}")
     except (URLError, TimeoutError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"CIFAR-100 is not on this machine and cannot be downloaded ({error}): let the environment variable "
-            f"CLOSEDFORM_DATA name a folder that has {ARCHIVE}"
+            f"CIFAR-100 is not on this machine and cannot be downloaded ({error}): set the environment variable "
+            f"CLOSEDFORM_DATA to a folder that has {ARCHIVE}"
         ) from error

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .iv import Points, Sample
+from .iv import IVSample, StructuralPoints
 
 RHO = 0.5
 
@@ -30,10 +30,10 @@ def structural(p: np.ndarray, t: np.ndarray, s: np.ndarray) -> np.ndarray:
     return 100 + (10 + p) * s * psi(t) - 2 * p
 
 
-def sample(n: int, seed: int = 0, rho: float = RHO) -> Sample:
+def sample(n: int, seed: int = 0, rho: float = RHO) -> IVSample:
     """`n` rows drawn by `seed`."""
     if n < 1 or not -1 <= rho <= 1:
-        raise ValueError(f"expected n from 1 on and rho in [-1, 1], got n={n} and rho={rho}")
+        raise ValueError(f"expected n of at least 1 and rho in [-1, 1], got n={n} and rho={rho}")
     rng = np.random.default_rng(seed)
     s = rng.integers(1, 8, n).astype(np.float64)
     t = rng.uniform(0, 10, n)
@@ -41,22 +41,22 @@ def sample(n: int, seed: int = 0, rho: float = RHO) -> Sample:
     e = rho * v + np.sqrt(1 - rho**2) * rng.standard_normal(n)
     p = 25 + (c + 3) * psi(t) + v
     f = structural(p, t, s)
-    return Sample(p[:, None], np.stack([c, t, s], 1), f + e, np.stack([t, s], 1), f)
+    return IVSample(p[:, None], np.stack([c, t, s], 1), f + e, np.stack([t, s], 1), f)
 
 
-def grid() -> Points:
+def grid() -> StructuralPoints:
     """Price 10 to 25 and time 0 to 10 in 20 steps each, and the seven kinds."""
     p, t, s = (
         axis.ravel()
         for axis in np.meshgrid(np.linspace(10, 25, 20), np.linspace(0, 10, 20), np.arange(1.0, 8), indexing="ij")
     )
-    return Points(p[:, None], np.stack([t, s], 1), structural(p, t, s))
+    return StructuralPoints(p[:, None], np.stack([t, s], 1), structural(p, t, s))
 
 
 # ---- Proxies instead of instruments ----------------------------------------------------------------
 
 
-class Proxies(NamedTuple):
+class ProxySample(NamedTuple):
     """Treatments A, proxies Z and W of the confounder, and outcomes."""
 
     A: np.ndarray
@@ -65,7 +65,7 @@ class Proxies(NamedTuple):
     y: np.ndarray
 
 
-def proxies(n: int, seed: int = 0) -> Proxies:
+def proxies(n: int, seed: int = 0) -> ProxySample:
     """`n` rows of the demand design with proxies (Xu et al. 2021b): demand d is unseen, and moves price and sales.
 
     d ~ U(0, 10),  Z = (2 sin(pi d / 5), 2 cos(pi d / 5)) + N(0, 1)       fuel prices
@@ -74,7 +74,7 @@ def proxies(n: int, seed: int = 0) -> Proxies:
     y = A min(exp((W - A) / 10), 5) - 5 psi(d) + N(0, 1)                  sales
     """
     if n < 1:
-        raise ValueError(f"expected n from 1 on, got {n}")
+        raise ValueError(f"expected n of at least 1, got {n}")
     rng = np.random.default_rng(seed)
     d = rng.uniform(0, 10, n)
     angle = np.pi * d / 5
@@ -82,7 +82,7 @@ def proxies(n: int, seed: int = 0) -> Proxies:
     W = 7 * psi(d) + 45 + rng.standard_normal(n)
     A = 35 + (Z[:, 0] + 3) * psi(d) + Z[:, 1] + rng.standard_normal(n)
     y = _sales(A, W) - 5 * psi(d) + rng.standard_normal(n)
-    return Proxies(A[:, None], Z, W[:, None], y)
+    return ProxySample(A[:, None], Z, W[:, None], y)
 
 
 def _sales(price: np.ndarray, views: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ were fitted to the frames that the authors of dSprites published, of which all b
 
     X = heart + N(0, 0.1),  Z = (scale, orientation, posX),  y = f(X) + 32 (posY - 0.5) + N(0, 0.5)
 
-posY is the confounder: it moves the heart and the outcome, and no instrument tells it.
+posY is the confounder: it moves the heart and the outcome, and no instrument depends on it.
 
 >>> int(images(np.array([[5, 0, 16, 16]])).sum())
 226
@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import store
-from .iv import Points, Sample
+from .iv import IVSample, StructuralPoints
 
 SIDE = 64
 SCALES = np.linspace(0.5, 1.0, 6)
@@ -45,11 +45,13 @@ def images(latents: np.ndarray) -> np.ndarray:
         raise ValueError(f"expected integer latents (n, 4), got {latents.dtype} of shape {latents.shape}")
     outside = (latents < 0) | (latents >= np.array(SIZES))
     if outside.any():
-        raise ValueError(f"latents {latents[outside.any(1)][0].tolist()} are not below {SIZES} (from 0 on)")
-    made = np.zeros((len(latents), SIDE, SIDE), dtype=np.uint8)
+        raise ValueError(
+            f"latents {latents[outside.any(1)][0].tolist()} are out of range; expected at least 0 and below {SIZES}"
+        )
+    drawn = np.zeros((len(latents), SIDE, SIDE), dtype=np.uint8)
     for low in range(0, len(latents), _CHUNK):
-        _draw(latents[low : low + _CHUNK], made[low : low + _CHUNK])
-    return made
+        _draw(latents[low : low + _CHUNK], drawn[low : low + _CHUNK])
+    return drawn
 
 
 def _draw(latents: np.ndarray, into: np.ndarray) -> None:
@@ -92,7 +94,7 @@ def original(X: np.ndarray, A: np.ndarray | None = None) -> np.ndarray:
 
 def matrix() -> np.ndarray:
     """A `(4096, 10)`: the published one where its file is at hand, else drawn from U(0, 1)."""
-    path = store.given(MATRIX)
+    path = store.data_file(MATRIX)
     if path is None:
         return np.random.default_rng(0).uniform(size=(SIDE * SIDE, 10))
     try:
@@ -116,11 +118,11 @@ def _function(name: str) -> Structural:
 # ---- The task ------------------------------------------------------------------------------------
 
 
-def sample(n: int, seed: int = 0, function: str = "paper") -> Sample:
+def sample(n: int, seed: int = 0, function: str = "paper") -> IVSample:
     """`n` rows drawn by `seed`; images `X (n, 4096)` in float32."""
     f = _function(function)
     if n < 1:
-        raise ValueError(f"expected n from 1 on, got {n}")
+        raise ValueError(f"expected n of at least 1, got {n}")
     rng = np.random.default_rng(seed)
     latents = np.stack([rng.integers(size, size=n) for size in SIZES], 1)
     X = images(latents).reshape(n, -1).astype(np.float32)
@@ -128,21 +130,21 @@ def sample(n: int, seed: int = 0, function: str = "paper") -> Sample:
     Z = np.stack([SCALES[latents[:, 0]], ORIENTATIONS[latents[:, 1]], POSITIONS[latents[:, 2]]], 1)
     values = f(X)
     y = values + 32 * (POSITIONS[latents[:, 3]] - 0.5) + 0.5 * rng.standard_normal(n)
-    return Sample(X, Z, y, None, values)
+    return IVSample(X, Z, y, None, values)
 
 
-def grid(function: str = "paper") -> Points:
+def grid(function: str = "paper") -> StructuralPoints:
     """The 588 hearts without noise at posX, posY in {0, 5, .., 30}, scale {0, 3, 5} and orientation {0, 10, 20, 30}."""
     f = _function(function)
     axes = [0, 3, 5], [0, 10, 20, 30], list(range(0, 31, 5)), list(range(0, 31, 5))
     latents = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], 1)
     X = images(latents).reshape(len(latents), -1).astype(np.float32)
-    return Points(X, None, f(X))
+    return StructuralPoints(X, None, f(X))
 
 
-def validation_and_test(points: Points, seed: int = 0) -> tuple[Points, Points]:
+def validation_and_test(points: StructuralPoints, seed: int = 0) -> tuple[StructuralPoints, StructuralPoints]:
     """The grid as the paper splits it: 100 points to choose by and 488 to report."""
     order = np.random.default_rng(seed).permutation(len(points.X))
     parts = order[:100], order[100:]
-    validation, test = (Points(points.X[part], None, points.f[part]) for part in parts)
+    validation, test = (StructuralPoints(points.X[part], None, points.f[part]) for part in parts)
     return validation, test

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sample:
+class IVSample:
     """Rows of a design whose structural function is known: treatments `X (n, p)`, instruments `Z (n, m)`, outcomes `y (n,)`,
     covariates `O (n, q)` or None, and `f (n,)`, the structural function at X (and O), which no method may look at."""
 
@@ -32,7 +32,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Points:
+class StructuralPoints:
     """Where a structural function is tested: `X`, `O` or None, and its values `f`."""
 
     X: np.ndarray
@@ -40,7 +40,7 @@ class Points:
     f: np.ndarray
 
 
-class Model(NamedTuple):
+class TextbookModel(NamedTuple):
     """A model of a table in the textbooks: column names, and the column that says which rows it is about."""
 
     y: str
@@ -50,7 +50,7 @@ class Model(NamedTuple):
     rows: str | None = None
 
 
-class Columns(NamedTuple):
+class IVColumns(NamedTuple):
     """A table as `DFIVRegressor.fit(X, y, Z=Z, W=W)` takes it."""
 
     X: pd.DataFrame
@@ -62,13 +62,15 @@ class Columns(NamedTuple):
 _REGIONS = tuple(f"reg66{k}" for k in range(2, 10))
 MODELS = {
     # wages and schooling, with living near a college as the instrument (Card 1995)
-    "card": Model("lwage", ("educ",), ("nearc4",), ("exper", "expersq", "black", "smsa", "south", "smsa66", *_REGIONS)),
+    "card": TextbookModel(
+        "lwage", ("educ",), ("nearc4",), ("exper", "expersq", "black", "smsa", "south", "smsa66", *_REGIONS)
+    ),
     # the same of working women, with the schooling of their parents (Mroz 1987)
-    "mroz": Model("lwage", ("educ",), ("motheduc", "fatheduc"), ("exper", "expersq"), rows="inlf"),
+    "mroz": TextbookModel("lwage", ("educ",), ("motheduc", "fatheduc"), ("exper", "expersq"), rows="inlf"),
     # hours of mothers of two or more and their children, with the first two being of one sex (Angrist and Evans 1998)
-    "labsup": Model("hours", ("kids",), ("samesex",), ("nonmomi", "educ", "age", "agesq", "black", "hispan")),
+    "labsup": TextbookModel("hours", ("kids",), ("samesex",), ("nonmomi", "educ", "age", "agesq", "black", "hispan")),
     # assets and taking part in a pension plan, with being offered one (Abadie 2003)
-    "401ksubs": Model("nettfa", ("p401k",), ("e401k",), ("inc", "incsq", "age", "agesq", "marr", "fsize")),
+    "401ksubs": TextbookModel("nettfa", ("p401k",), ("e401k",), ("inc", "incsq", "age", "agesq", "marr", "fsize")),
 }
 
 
@@ -78,7 +80,7 @@ def load(name: str) -> pd.DataFrame:
     require("a table of econometrics", "iv", "pandas")
     import pandas as pd
 
-    path = store.given(f"iv/wooldridge_{name}.parquet")
+    path = store.data_file(f"iv/wooldridge_{name}.parquet")
     if path is not None:
         require("reading a parquet file", "experiments", "pyarrow")
         try:
@@ -95,11 +97,11 @@ def load(name: str) -> pd.DataFrame:
     m = MODELS[name]
     absent = [column for column in (m.y, *m.X, *m.Z, *m.W) if column not in table.columns]
     if absent:
-        raise ValueError(f"the table {name} lacks the column {absent[0]!r}; it has {', '.join(table.columns)}")
+        raise ValueError(f"the table {name} has no column {absent[0]!r}; it has {', '.join(table.columns)}")
     return table
 
 
-def model(name: str, table: pd.DataFrame | None = None) -> Columns:
+def model(name: str, table: pd.DataFrame | None = None) -> IVColumns:
     """The columns of the textbook's model of a table, rows with missing values left out."""
     _known(name)
     m = MODELS[name]
@@ -107,7 +109,7 @@ def model(name: str, table: pd.DataFrame | None = None) -> Columns:
     if m.rows is not None:
         rows = rows.loc[rows[m.rows] == 1]
     rows = rows[[m.y, *m.X, *m.Z, *m.W]].dropna().astype(float)
-    return Columns(rows[list(m.X)], rows[m.y], rows[list(m.Z)], rows[list(m.W)])
+    return IVColumns(rows[list(m.X)], rows[m.y], rows[list(m.Z)], rows[list(m.W)])
 
 
 def _known(name: str) -> None:

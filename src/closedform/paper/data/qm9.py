@@ -81,7 +81,7 @@ class Molecules:
 
 
 @dataclass(frozen=True)
-class Split:
+class QM9Split:
     """Standardised features and targets in float32. A prediction in file units is `p * y_std + y_mean`, in float64."""
 
     x_train: Tensor
@@ -96,10 +96,10 @@ class Split:
     units: tuple[str, ...]
 
 
-def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "synthetic"] = "qm9") -> Split:
+def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "synthetic"] = "qm9") -> QM9Split:
     """The data split 80/10/10 at random: 104,664 for training, 13,083 for validation, 13,084 for test.
 
-    `limit` keeps only so many molecules, the first of the seed's permutation. `source="synthetic"` splits generated
+    `limit` keeps only this many molecules, the first of the seed's permutation. `source="synthetic"` splits generated
     molecules instead, `limit` of them or 2,000; they do not depend on the seed.
 
     Features and targets are standardised with the training split's mean and standard deviation, with two exceptions. A
@@ -110,17 +110,17 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "syn
     The features are computed anew each time: that takes about a second, hardly longer than reading them from a file.
     """
     if source == "synthetic":
-        found = synthetic(SYNTHETIC if limit is None else limit)
+        pool = synthetic(SYNTHETIC if limit is None else limit)
     elif source == "qm9":
-        found = molecules()
+        pool = molecules()
     else:
         raise ValueError(f"source is {source!r}; expected 'qm9' or 'synthetic'")
-    n = len(found) if limit is None else limit
-    if not 10 <= n <= len(found):
-        raise ValueError(f"limit is {limit}; expected 10 to {len(found):,}")
+    n = len(pool) if limit is None else limit
+    if not 10 <= n <= len(pool):
+        raise ValueError(f"limit is {limit}; expected 10 to {len(pool):,}")
     # numpy promises that the stream of RandomState, unlike that of a Generator, stays the same in all its versions
-    order = np.random.RandomState(seed).permutation(len(found))[:n]
-    train, validation, test = (found.take(part) for part in np.split(order, [n * 8 // 10, n * 8 // 10 + n // 10]))
+    order = np.random.RandomState(seed).permutation(len(pool))[:n]
+    train, validation, test = (pool.take(part) for part in np.split(order, [n * 8 // 10, n * 8 // 10 + n // 10]))
 
     x = [coulomb(part.n_atoms, part.z, part.pos) for part in (train, validation, test)]
     constant = x[0].min(0) == x[0].max(0)
@@ -134,12 +134,12 @@ def load(seed: int = 0, limit: int | None = None, *, source: Literal["qm9", "syn
     y_std[y_std == 0] = 1
     y = [((part.y - y_mean) / y_std).astype(np.float32) for part in (train, validation, test)]
     tensors = [torch.from_numpy(array) for array in (x[0], y[0], x[1], y[1], x[2], y[2], y_mean, y_std)]
-    return Split(*tensors, names=found.names, units=found.units)
+    return QM9Split(*tensors, names=pool.names, units=pool.units)
 
 
 def molecules() -> Molecules:
     """The 130,831 molecules."""
-    if path := store.given("qm9.npz"):
+    if path := store.data_file("qm9.npz"):
         arrays = store.read(path)
         try:
             _check(arrays)
@@ -286,7 +286,7 @@ def _package_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
             "QM9 is not on this machine: pip install 'closedform[qm9]', "
-            "or let the environment variable CLOSEDFORM_DATA name a folder that has qm9.npz"
+            "or set the environment variable CLOSEDFORM_DATA to a folder that has qm9.npz"
         )
     return Path(spec.submodule_search_locations[0]) / "data"
 

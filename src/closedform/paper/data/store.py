@@ -20,7 +20,7 @@ from ...files import atomic, remove_stale
 Arrays = dict[str, np.ndarray]
 
 
-def given(name: str) -> Path | None:
+def data_file(name: str) -> Path | None:
     """The file of this name in the folder `CLOSEDFORM_DATA`, if there is one."""
     folder = os.environ.get("CLOSEDFORM_DATA")
     path = Path(folder).expanduser() / name if folder else None
@@ -28,7 +28,7 @@ def given(name: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """The folder for what was made once and can be made again."""
+    """The folder for data that were computed once and can be computed again."""
     if own := os.environ.get("CLOSEDFORM_CACHE"):
         return Path(own).expanduser()
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -62,7 +62,7 @@ def read(path: Path) -> Arrays:
 
 
 def cached(name: str, make: Callable[[], Arrays], check: Callable[[Arrays], None]) -> Arrays:
-    """The arrays of the cache file `name`, made and written if it is not there, damaged, or fails the check."""
+    """The arrays of the cache file `name`, computed and written if it is not there, damaged, or fails the check."""
     path = cache_folder() / name
     if path.is_file():
         try:
@@ -70,12 +70,12 @@ def cached(name: str, make: Callable[[], Arrays], check: Callable[[Arrays], None
             check(arrays)
             return arrays
         except ValueError as error:
-            warnings.warn(f"the cache is made again: {error}", stacklevel=2)
+            warnings.warn(f"the cached data are computed again: {error}", stacklevel=2)
     arrays = make()
     check(arrays)
     try:
         save(path, arrays)
         remove_stale(path.parent)
     except OSError as error:
-        warnings.warn(f"{path} cannot be written, so the next run makes it again: {error}", stacklevel=2)
+        warnings.warn(f"{path} cannot be written, so the next run computes it again: {error}", stacklevel=2)
     return arrays

@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-class Table:
+class UCITable:
     """Inputs `x (n, f)`, targets `y (n,)` and `tests (splits, n)`, which rows each split tests on."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, tests: np.ndarray):
@@ -44,7 +44,7 @@ def path() -> Path:
     return Path(folder) / FILE
 
 
-def load(name: str) -> Table:
+def load(name: str) -> UCITable:
     """One of the tables by its short name: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht."""
     long = {short: long for long, short in NAMES.items()}.get(name)
     if long is None:
@@ -53,4 +53,4 @@ def load(name: str) -> Table:
         x = file[f"{long}/x"].astype(np.float64)
         y = file[f"{long}/y"].astype(np.float64).reshape(-1)
         tests = np.unpackbits(file[f"{long}/test_mask"], axis=1)[:, : len(x)].astype(bool)
-    return Table(x, y, tests)
+    return UCITable(x, y, tests)

@@ -27,10 +27,11 @@ from ...head import ClosedFormLinear
 from ...state import INITS
 from ..data import cifar
 from ..sweeps import grid, results
+from . import stacks
 from .cifar100_model import classifier
 from .cifar100_report import METHODS, SETTINGS, experiment
 from .cifar100_report import OPTIMIZERS as OPTIMIZERS
-from .classifier import Data
+from .classifier import DeviceImages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,8 @@ DIVERGED = 0.02  # an accuracy below this is chance, and the next learning rate 
 OPENING = (
     "CIFAR-100: images in 100 classes by a ResNet-18. Every method trains the same network; its last layer is learned\n"
     "(cross-entropy, l2) or solved at every step (ridge, proximal, Kalman, closed-form cross-entropy). The table shows\n"
-    "each method's test accuracy at the setting with the best validation accuracy. Ctrl-C stops, the same command goes on."
+    "each method's test accuracy at the setting with the best validation accuracy. Ctrl-C stops\n"
+    "the run, and the same command continues it."
 )
 
 DESIGN = ("init", "bias", "algorithm")
@@ -94,9 +96,8 @@ def jobs(
     if size not in ("climb", "full", "quick"):
         raise ValueError(f"size is {size!r}; expected 'climb', 'full' or 'quick'")
     training = (limit or {"cifar100": cifar.TRAINING, "synthetic": cifar.SYNTHETIC}[source]) * 8 // 10
-    if max(batch_sizes) > training:
-        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} images")
-    made = []
+    stacks.check_batch_sizes(batch_sizes, training, "images")
+    configs = []
     for seed in range(seeds):
         for batch_size in batch_sizes:
             for optimizer in optimizers:
@@ -104,18 +105,18 @@ def jobs(
                 shared |= {"optimizer": optimizer, "batch_size": batch_size, "seed": seed}
                 for method in chosen:
                     if size == "full":
-                        made += [_config(shared, method, lr, swept) for lr in RATES for swept in _swept(method)]
+                        configs += [_config(shared, method, lr, swept) for lr in RATES for swept in _swept(method)]
                     else:
-                        made.append(_config(shared, method, **_start(method, optimizer, batch_size)))
-    return made
+                        configs.append(_config(shared, method, **_start(method, optimizer, batch_size)))
+    return configs
 
 
 def _start(method: str, optimizer: str, batch_size: int) -> dict[str, Any]:
     """What a climb starts from."""
     column = sum(batch_size >= size for size in BATCH_SIZES[1:])
-    found = {name: values[column] for name, values in STARTS[method].items()}
-    lr = found.pop("lr")
-    return {"lr": ADAM if optimizer == "adam" else lr, "swept": found}
+    swept = {name: values[column] for name, values in STARTS[method].items()}
+    lr = swept.pop("lr")
+    return {"lr": ADAM if optimizer == "adam" else lr, "swept": swept}
 
 
 def _swept(method: str, beyond: bool = False) -> list[dict[str, float]]:
@@ -127,12 +128,8 @@ def _swept(method: str, beyond: bool = False) -> list[dict[str, float]]:
 
 
 def _config(shared: dict[str, Any], method: str, lr: float, swept: dict[str, float]) -> dict[str, Any]:
-    init = "zeros" if shared["optimizer"] == "sgd" else "lecun"
-    return {**shared, "method": method, **dict.fromkeys(SETTINGS), "lr": lr} | swept | _design(init)
-
-
-def _design(init: str, bias: bool = True, algorithm: int = 1) -> dict[str, Any]:
-    return {"init": init, "bias": bias, "algorithm": algorithm}
+    design = {"init": stacks.INIT[shared["optimizer"]], "bias": True, "algorithm": 1}
+    return {**shared, "method": method, **dict.fromkeys(SETTINGS), "lr": lr} | swept | design
 
 
 SHARED = ("epochs", "limit", "source", "net", "precision", "optimizer", "batch_size")
@@ -151,15 +148,15 @@ def climb(table: pd.DataFrame, runs: int = RUNS) -> list[dict[str, Any]]:
     best so far, a step of the grid up or, if that rate diverged, down. The first three runs of a method are spent on its
     learning rate, the others on its other setting where it has one; where nothing beside the best is left to try, beside
     the next best."""
-    made = []
+    configs = []
     for base, cell in _cells(table):
         for method, rows in cell.groupby("method", sort=False):
             axis = next((name for name in SETTINGS[1:] if rows[name].notna().any()), "lr")
             tried = {(lr, value): score for lr, value, score in zip(rows["lr"], rows[axis], rows["score"])}
             if len(tried) < runs:
                 step = _step(tried, axis, ("lr", axis) if len(tried) < 3 else (axis, "lr"))
-                made += [] if step is None else [_config(base, str(method), step[0], {axis: step[1], "lr": step[0]})]
-    return made
+                configs += [] if step is None else [_config(base, str(method), step[0], {axis: step[1], "lr": step[0]})]
+    return configs
 
 
 def _step(tried: dict[tuple[float, float], float], axis: str, order: Iterable[str]) -> tuple[float, float] | None:
@@ -181,21 +178,21 @@ def follow_up(table: pd.DataFrame, *, refine: int = 0, ablations: bool = True) -
     """What the paper compares at the best learning rate, found in a table of runs: all lambda and beta (and the one setting
     of each of our rules), four initial layers, no bias, Algorithm 2; and every method with `refine` more seeds, at its best
     setting."""
-    made = []
+    configs = []
     for base, runs in _cells(table):
         best = results.best(runs, ["method"], SETTINGS, lower=False).set_index("method")
         for method in best.index:
             lr = float(best.loc[method, "lr"])  # pyright: ignore[reportArgumentType]
             swept = {k: v for k in SETTINGS[1:] if (v := _plain(k, best.loc[method, k])) is not None}
-            made += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, 1 + refine)]
+            configs += [_config(base | {"seed": seed}, method, lr, swept) for seed in range(1, 1 + refine)]
             if not ablations:
                 continue
-            made += [_config(base, method, lr, s) for s in _swept(method, beyond=True)]
+            configs += [_config(base, method, lr, s) for s in _swept(method, beyond=True)]
             if method == "proximal":
                 at = _config(base, method, lr, swept)
-                made += [at | {"init": init} for init in INITS if init != at["init"]]
-                made += [at | {"bias": False}, at | {"algorithm": 2}]
-    return list({grid.digest(config): config for config in made}.values())
+                configs += [at | {"init": init} for init in INITS if init != at["init"]]
+                configs += [at | {"bias": False}, at | {"algorithm": 2}]
+    return list({grid.digest(config): config for config in configs}.values())
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -207,18 +204,18 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _default(table: pd.DataFrame) -> pd.Series:
-    init = table["optimizer"].map({"sgd": "zeros", "adam": "lecun"})
+    init = table["optimizer"].map(stacks.INIT)
     return (table["init"] == init) & table["bias"].astype(bool) & (table["algorithm"] == 1)
 
 
 def name(config: dict[str, Any]) -> str:
     """A configuration in a few words, for the progress bar."""
-    told = f"{config['optimizer']}, batch size {config['batch_size']}, {config['method']}, rate {config['lr']:g}"
-    told += "".join(f", {key} {config[key]:g}" for key in SETTINGS[1:] if config[key] is not None)
-    if config["init"] != ("zeros" if config["optimizer"] == "sgd" else "lecun"):
-        told += f", {config['init']}"
-    told += ("" if config["bias"] else ", no bias") + (", algorithm 2" if config["algorithm"] == 2 else "")
-    return f"{told}, seed {config['seed']}" if config["seed"] else told
+    words = f"{config['optimizer']}, batch size {config['batch_size']}, {config['method']}, rate {config['lr']:g}"
+    words += "".join(f", {key} {config[key]:g}" for key in SETTINGS[1:] if config[key] is not None)
+    if config["init"] != stacks.INIT[config["optimizer"]]:
+        words += f", {config['init']}"
+    words += ("" if config["bias"] else ", no bias") + (", algorithm 2" if config["algorithm"] == 2 else "")
+    return f"{words}, seed {config['seed']}" if config["seed"] else words
 
 
 def work(config: dict[str, Any]) -> float:
@@ -231,8 +228,8 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _data(seed: int, limit: int | None, source: str, device: str) -> Data:
-    return Data(cifar.load(seed, limit, source=source), torch.device(device))  # pyright: ignore[reportArgumentType]
+def _data(seed: int, limit: int | None, source: str, device: str) -> DeviceImages:
+    return DeviceImages(cifar.load(seed, limit, source=source), torch.device(device))  # pyright: ignore[reportArgumentType]
 
 
 def train(
@@ -249,7 +246,7 @@ def train(
     model = classifier(config, _data(config["seed"], config["limit"], config["source"], device))
     key = grid.digest(config)
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.startswith("cuda")):  # all batches are of one size
-        rows = model.train(checkpoint=_checkpoint(folder, config), name=key, progress=progress, deadline=deadline)
+        rows = model.train(checkpoint=stacks.checkpoint(folder, config), name=key, progress=progress, deadline=deadline)
     table = pd.DataFrame(rows)
     table["rejected"] = int(model.head.rejected) if isinstance(model.head, ClosedFormLinear) else 0
     table["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
@@ -257,13 +254,7 @@ def train(
     return table
 
 
-def _checkpoint(folder: Path, config: dict[str, Any]) -> Path:
-    return folder / f"{grid.digest(config)}.checkpoint"
-
-
-def finished(configs: Iterable[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Those of the configurations that earlier runs have completed."""
-    return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
+finished = stacks.finished
 
 
 def run(
@@ -282,18 +273,18 @@ def run(
     """Run those of `jobs` that are not finished, and write `out/results.parquet` and `out/experiment.json` from all runs in
     the folder.
 
-    runs: then climb from them, till every method has had so many at its batch size (`climb`).
-    refine: then so many more seeds for the best setting of every method.
+    runs: then climb from them, until every method has had this many runs at its batch size (`climb`).
+    refine: then this many more seeds for the best setting of every method.
     ablations: then also what follows up the best learning rates (`follow_up`).
-    at_once: so many processes, which share the device. A small batch does not fill a GPU; with NVIDIA's MPS they overlap.
+    at_once: how many processes share the device. A small batch does not fill a GPU; with NVIDIA's MPS they overlap.
     deadline: a time of `time.perf_counter`; then the run under way is put aside and what is finished written.
     """
     parts = out / "parts"
     cells = {tuple(config[name] for name in SHARED) for config in configs}
 
     def one(config: dict[str, Any]) -> pd.DataFrame:
-        told = None if progress is None else partial(progress, config)
-        return train(config, folder=parts, device=device, progress=told, deadline=deadline)
+        step = None if progress is None else partial(progress, config)
+        return train(config, folder=parts, device=device, progress=step, deadline=deadline)
 
     def all_of(more: list[dict[str, Any]]) -> None:
         more = [config for config in more if tuple(config[name] for name in SHARED) in cells]
@@ -314,7 +305,7 @@ def run(
                 all_of([config for config in more if config["method"] in methods])
         finally:
             for config in grid.configurations(parts, version=__version__):
-                _checkpoint(parts, config).unlink(missing_ok=True)
+                stacks.checkpoint(parts, config).unlink(missing_ok=True)
             table = collected(out)
             if len(table):
                 results.save(table, out)
@@ -347,5 +338,5 @@ def with_studies(table: pd.DataFrame) -> pd.DataFrame:
 
 def _usual(table: pd.DataFrame, column: str) -> Any:
     if column == "init":
-        return table["optimizer"].map({"sgd": "zeros", "adam": "lecun"})
+        return table["optimizer"].map(stacks.INIT)
     return {"bias": True, "algorithm": 1}[column]

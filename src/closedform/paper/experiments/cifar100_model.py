@@ -14,7 +14,7 @@ from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
 from ..models.resnet import resnet18, resnet50
-from .classifier import Classifier, Data
+from .classifier import Classifier, DeviceImages
 
 K, M = 5.0, 2.0  # of the generalised squared loss
 
@@ -52,7 +52,7 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     return Proximal(relative(follow_lr(optimizer, config["ratio"])))
 
 
-def classifier(config: dict[str, Any], data: Data) -> Classifier:
+def classifier(config: dict[str, Any], data: DeviceImages) -> Classifier:
     """The model of a configuration, as its seed draws it."""
     torch.manual_seed(config["seed"])
     make, features = NETS[config["net"]]

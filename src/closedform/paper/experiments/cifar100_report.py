@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...state import INITS
 from ..data import cifar
 from ..report import text as words
-from ..report.spec import Curves, Experiment, Method, Sensitivity, load
+from ..report.spec import Curves, Experiment, Method, Sensitivity, environment, load
 from ..sweeps import results
 
 if TYPE_CHECKING:
@@ -38,24 +38,26 @@ def confidence(table: pd.DataFrame, optimizer: str = "sgd", metric: str = "confi
     by = ["batch_size", "method"]
     runs = results.finished(rows, [*by, *SETTINGS], select="validation", metric=metric)
     best = results.best(runs.loc[runs["score"] > -math.inf], by, SETTINGS, lower=False)
-    found: dict[int, dict[str, float]] = {}
+    by_size: dict[int, dict[str, float]] = {}
     for row in best.to_dict("records"):
-        found.setdefault(int(row["batch_size"]), {})[str(row["method"])] = float(row["final"])
-    return found
+        by_size.setdefault(int(row["batch_size"]), {})[str(row["method"])] = float(row["final"])
+    return by_size
 
 
 def sections(folder: Path) -> list[str]:
     """The table of largest probabilities for the report, where the folder holds this experiment."""
     if load(folder).name != "cifar100":
         return []
-    found = confidence(results.load(folder))
+    by_size = confidence(results.load(folder))
     named = {method.key: method.label for method in METHODS}
-    head = "".join(f"<th>batch size {size}</th>" for size in found)
+    head = "".join(f"<th>batch size {size}</th>" for size in by_size)
     rows = {
-        named[key]: [row.get(key) for row in found.values()] for key in named if any(key in r for r in found.values())
+        named[key]: [row.get(key) for row in by_size.values()]
+        for key in named
+        if any(key in row for row in by_size.values())
     }
     for at, name in enumerate(("cross-entropy", "proximal")):
-        rows[f"the paper: {name}"] = [CONFIDENCE[size][at] if size in CONFIDENCE else None for size in found]
+        rows[f"the paper: {name}"] = [CONFIDENCE[size][at] if size in CONFIDENCE else None for size in by_size]
     body = "".join(
         f"<tr><td>{name}</td>"
         + "".join(f"<td>{words.MISSING if v is None else f'{v:.2f}'}</td>" for v in values)
@@ -66,8 +68,8 @@ def sections(folder: Path) -> list[str]:
         '<section aria-labelledby="confidence"><h2 id="confidence">Largest probabilities</h2><div class="scroll">'
         f"<table><thead><tr><th>method</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         "<p>The mean over the test images of the largest probability, under SGD, at each method's best setting: softmax for "
-        "cross-entropy, for the squared losses outputs shifted by their minimum and normalised. The paper does not say over "
-        "which images its numbers are, nor whether they are means.</p></section>"
+        "cross-entropy, for the squared losses outputs shifted by their minimum and normalised. The paper does not say "
+        "which images its numbers are taken over, nor whether they are means.</p></section>"
     ]
 
 
@@ -97,9 +99,9 @@ def experiment(table: pd.DataFrame) -> Experiment:
         if study in set(table["study"]):
             where: dict[str, list] = {"study": [study], "optimizer": list(OPTIMIZERS)}
             figures.append(Curves(title, caption, where | ({"init": list(INITS)} if column == "init" else {}), column))
-    keys, made = set(table["method"]), "" if first["source"] == "cifar100" else " generated"
+    keys, generated = set(table["method"]), "" if first["source"] == "cifar100" else " generated"
     text = (
-        f"{count:,}{made} images, 80/20 training and validation, cropped and mirrored at random; {first['net']}; "
+        f"{count:,}{generated} images, 80/20 training and validation, cropped and mirrored at random; {first['net']}; "
         f"{int(table['epochs'].max())} epochs; SGD with Nesterov momentum 0.9 from a last layer of zeros, Adam from a LeCun "
         "one; learning rates fall along a cosine and refer to the mean over samples of the loss summed over classes; "
         f"{first['precision']}."
@@ -118,5 +120,5 @@ def experiment(table: pd.DataFrame) -> Experiment:
         where=shown,
         lower=False,
         log=False,
-        environment={c: ", ".join(sorted(set(table[c].astype(str)))) for c in ("device", "torch", "closedform")},
+        environment=environment(table),
     )

@@ -8,8 +8,9 @@ graph; the images stay on the device in uint8.
 from __future__ import annotations
 
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import probabilities
-from ...files import atomic
 from ...head import ClosedFormLinear
 from ...solver.losses import CrossEntropy, Loss
-from ...stack.loop import Stop, marks
+from ...stack import loop
 from ..data import cifar
 
 EVALUATED = 2048  # images at a time
@@ -34,10 +34,10 @@ class OutOfTime(KeyboardInterrupt):
 
 
 @dataclass
-class Data:
+class DeviceImages:
     """A split on the device."""
 
-    split: cifar.Split
+    split: cifar.ImageSplit
     device: torch.device
     parts: dict[str, tuple[Tensor, Tensor]] = field(init=False)
 
@@ -64,7 +64,7 @@ class Classifier:
         head: nn.Linear,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
-        data: Data,
+        data: DeviceImages,
         *,
         batch_size: int,
         epochs: int,
@@ -80,9 +80,9 @@ class Classifier:
         if self.per_epoch == 0:
             raise ValueError(f"batch size {batch_size} is larger than the training set of {len(self.x):,} images")
         self.total, self.t = self.per_epoch * epochs, 0
-        device = data.device
-        self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.device = data.device
+        self.index = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._order: dict[str, Tensor] = {}
         self._epoch = -1
         self._replay: Callable[[], Any] | None = None
@@ -133,11 +133,15 @@ class Classifier:
             if name in self._order:
                 self._order[name].copy_(tensor)
             else:
-                self._order[name] = tensor.to(self.data.device)
+                self._order[name] = tensor.to(self.device)
         self._epoch = epoch
 
-    def advance(self) -> None:
-        """One step of training."""
+    def advance(self, steps: int = 1) -> None:
+        """So many steps of training."""
+        for _ in range(steps):
+            self._advance()
+
+    def _advance(self) -> None:
         epoch, k = divmod(self.t, self.per_epoch)
         if epoch != self._epoch:
             self._draw(epoch)
@@ -145,7 +149,7 @@ class Classifier:
         self.index.copy_(self._order["order"][k * size : (k + 1) * size])
         self._set_rate(self.rate(self.t / self.total))
         if self._replay is None:
-            self._replay = self._captured() if self.data.device.type == "cuda" else self._step
+            self._replay = self._captured() if self.device.type == "cuda" else self._step
         self._replay()
         self.t += 1
 
@@ -191,31 +195,33 @@ class Classifier:
         """The outputs on all images of a part, and their labels."""
         x, y = self.data.parts[part]
         self.backbone.eval()
-        found = [
+        pieces = [
             self.head(self._features(cifar.normalise(piece, self.data.mean, self.data.std)))
             for piece in x.split(EVALUATED)
         ]
         self.backbone.train()
-        return torch.cat(found), y
+        return torch.cat(pieces), y
 
-    def measure(self) -> dict[str, float]:
-        """Accuracies; `confidence`, the mean over the test images of the largest probability (softmax for cross-entropy, the
-        paper's shifted outputs for the squared losses); and what a temperature fitted on the validation images makes of it:
-        `calibrated`, the same mean, and `nll`, the cross-entropy. Outputs that are not finite have accuracy -inf."""
+    def measure(self) -> dict[str, Tensor]:
+        """Accuracies, each `(1, 1)`; `confidence`, the mean over the test images of the largest probability (softmax for
+        cross-entropy, the paper's shifted outputs for the squared losses); and what a temperature fitted on the validation
+        images makes of it: `calibrated`, the same mean, and `nll`, the cross-entropy. A model that has diverged has accuracy
+        -inf."""
         (f, y), (g, labels) = self.outputs("validation"), self.outputs("test")
-        if not bool(torch.isfinite(f).all() & torch.isfinite(g).all()):
+        if not bool(torch.isfinite(f).all() & torch.isfinite(g).all() & torch.isfinite(self.loss_sum)):
             unknown = {"confidence": math.nan, "calibrated": math.nan, "nll": math.nan}
-            return {"validation": -math.inf, "test": -math.inf, **unknown}
+            return _as_errors({"validation": -math.inf, "test": -math.inf, **unknown})
         p = torch.softmax(g, 1) if isinstance(self.loss, CrossEntropy) else probabilities.shifted(g)
         temperature = probabilities.fit_temperature(f, y)
         calibrated = probabilities.tempered(g.double(), temperature)
-        return {
+        measured = {
             "validation": float((f.argmax(1) == y).double().mean()),
             "test": float((g.argmax(1) == labels).double().mean()),
             "confidence": float(p.amax(1).double().mean()),
             "calibrated": float(calibrated.amax(1).mean()),
             "nll": float(-calibrated.gather(1, labels[:, None]).clamp(min=1e-300).log().mean()),
         }
+        return _as_errors(measured)
 
     # ---- To the end ------------------------------------------------------------------------------
 
@@ -224,73 +230,80 @@ class Classifier:
         *,
         checkpoint: Path | None = None,
         name: str = "",
-        every_s: float = 60.0,
         deadline: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[dict[str, float]]:
-        """Train to the end; one row a mark. A model that has diverged is given up.
+        """Train to the end with the loop of the stacks; one row a mark. A model that has diverged is given up, and its last
+        row stands for the marks that it did not reach.
 
         checkpoint: the file that holds the state in between. `deadline`, in terms of `time.perf_counter`, stops like Ctrl-C.
         """
-        rows: list[dict[str, float]] = []
-        spent = 0.0
-        if checkpoint is not None and checkpoint.is_file():
-            rows, spent = self._resume(checkpoint, name)
-        start, saved = time.perf_counter() - spent, time.perf_counter()
-        at = marks(self.total, min(50, self.total // self.per_epoch))
-        last = int(rows[-1]["step"]) if rows else 0
-        with Stop() as stop:
-            while self.t < self.total:
-                self.advance()
-                if self.t in at:
-                    mean = float(self.loss_sum) / (self.t - last)
-                    self.loss_sum.zero_()
-                    wall = time.perf_counter() - start
-                    rows.append({"step": self.t, "wall_s": wall, "train": mean, **self.measure()})
-                    last = self.t
-                    if not (math.isfinite(mean) and math.isfinite(rows[-1]["test"])):
-                        rows += [rows[-1] | {"step": step} for step in at if step > self.t]
-                        break
-                if progress is not None and (self.t % 16 == 0 or self.t == self.total):
-                    progress(self.t, self.total)
-                now = time.perf_counter()
-                over = deadline is not None and now > deadline
-                if checkpoint is not None and (stop.asked or over or now - saved > every_s):
-                    self._save(checkpoint, name, rows, now - start)
-                    saved = now
-                if stop.asked:
-                    raise KeyboardInterrupt
-                if over and self.t < self.total:
-                    raise OutOfTime
-        return rows
+        at = loop.marks(self.total, min(50, self.total // self.per_epoch))
 
-    def _save(self, path: Path, name: str, rows: list[dict[str, float]], wall_s: float) -> None:
-        body = {
-            "name": name,
-            "t": self.t,
-            "wall_s": wall_s,
-            "rows": rows,
-            "loss_sum": self.loss_sum,
-            "backbone": self.backbone.state_dict(),
-            "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        with atomic(path) as file:
-            torch.save(body, file)
+        def over() -> bool:
+            return deadline is not None and time.perf_counter() > deadline and self.t < self.total
 
-    def _resume(self, path: Path, name: str) -> tuple[list[dict[str, float]], float]:
+        def step(t: int, total: int) -> None:
+            if progress is not None:
+                progress(t, total)
+            if over():
+                signal.raise_signal(signal.SIGINT)  # which the loop answers by a checkpoint
+
         try:
-            body = torch.load(path, map_location=self.data.device, weights_only=True)
-            if body["name"] != name:
-                raise ValueError(f"it belongs to {body['name']!r}")
-            self.backbone.load_state_dict(body["backbone"])
-            self.head.load_state_dict(body["head"])
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(body["optimizer"])
-            for group, lr in zip(self.optimizer.param_groups, rates):
-                group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
-            self.loss_sum.copy_(body["loss_sum"])
-            self.t = int(body["t"])
-            return body["rows"], body["wall_s"]
-        except Exception as bad:
-            raise ValueError(f"the checkpoint {path} cannot be continued ({bad}); remove it to start afresh") from bad
+            history = loop.train(self, Classifier.measure, at=at, checkpoint=checkpoint, name=name, progress=step)
+        except KeyboardInterrupt:
+            if over():
+                raise OutOfTime from None
+            raise
+        rows = [
+            {"step": step, "wall_s": wall_s, **{key: float(values[mark]) for key, values in history.errors.items()}}
+            for mark, (step, wall_s) in enumerate(zip(history.steps, history.wall_s))
+        ]
+        return rows + [rows[-1] | {"step": step} for step in at if step > rows[-1]["step"]]
+
+    # ---- What the loop asks of a stack; this one has one model -----------------------------------
+
+    @property
+    def candidates(self) -> list[Classifier]:
+        return [self]
+
+    def keep(self, candidates: Sequence[int]) -> None:
+        """The only model there is stays."""
+
+    def average_loss(self, steps: int) -> Tensor:
+        """The mean objective of the last `steps` steps, `(1, 1)`; starts a new average."""
+        mean = (self.loss_sum / max(steps, 1)).cpu().reshape(1, 1)
+        self.loss_sum.zero_()
+        return mean
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training has changed, as tensors; `restore` takes it back."""
+        state = {"t": torch.tensor(self.t), "loss_sum": self.loss_sum}
+        for part in ("backbone", "head"):
+            state |= {f"{part}.{name}": tensor for name, tensor in getattr(self, part).state_dict().items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "head": {}, "optimizer": {}}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if part in parts:
+                parts[part][rest] = tensor
+        memory: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["optimizer"].items():
+            index, _, kind = name.partition(".")
+            memory.setdefault(int(index), {})[kind] = tensor
+        self.backbone.load_state_dict(parts["backbone"])
+        self.head.load_state_dict(parts["head"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": memory})
+        for group, lr in zip(self.optimizer.param_groups, rates):
+            group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
+        self.loss_sum.copy_(state["loss_sum"])
+        self.t = int(state["t"])
+
+
+def _as_errors(measured: dict[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor([[value]], dtype=torch.float64) for name, value in measured.items()}

@@ -1,10 +1,10 @@
 """The paper's third application: deep feature instrumental variables on sprites, proximal against ridge, by batch size.
 
-The task is the paper's (`closedform.paper.data.dsprites`), and so are Algorithm 3 with one stage-one batch for all T1 steps, AdamW
-with weight decay 0.1, a constant learning rate, lambda_12 = 1e-4, and what the settings are chosen by: the error of the
-structural function on 100 points of the grid, by the re-estimated layers. Both methods are swept over the same settings with
-the first seed; the five best of each are run with the other seeds, and the best of these on all seeds is shown. Every model
-is measured twice, by layers re-estimated with ridge on all training rows and by those of training (online).
+The task is the paper's (`closedform.paper.data.dsprites`), and so are Algorithm 3 with one stage-one batch for all T1 steps,
+AdamW with weight decay 0.1, a constant learning rate, lambda_12 = 1e-4, and what the settings are chosen by: the error of
+the structural function on 100 points of the grid, by the re-estimated layers. Both methods are swept over the same settings
+with the first seed; the five best of each are run with the other seeds, and the best of these on all seeds is shown. Every
+model is measured twice, by layers re-estimated with ridge on all training rows and by those of training (online).
 
 Three sizes. "full" is the paper's: 10,000 rows, the widths of the published code of DFIV on all pixels, T1 = 20, the paper's
 grids of 500 settings a method (50 of them from batches of 1024 on), for a GPU. "cpu" is what a core does in less than an
@@ -20,7 +20,6 @@ All models of a batch size and a rate are trained as one stack (`closedform.iv.s
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from ...iv.stacked import Candidate, IVStack, Points
 from ...stack import loop
 from ...stack.networks import mlp
 from ..data import dsprites
-from ..report.spec import Curves, Experiment, Method, Sensitivity
+from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
 from ..sweeps import grid, results
 from . import stacks
 
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 OPENING = (
     "Instrumental variables on sprites: what does the image of a heart cause, when its height is a hidden confounder? Deep\n"
     "features, solved layers in two stages, in minibatches: proximal layers against ridge ones. The table shows the test\n"
-    "error of the structural function; online means by the layers of training, without a pass over all rows. Ctrl-C stops,\n"
-    "the same command goes on."
+    "error of the structural function; online means by the layers of training, without a pass over all rows. Ctrl-C stops\n"
+    "the run, and the same command continues it."
 )
 SETTINGS = ("lr", "lam_1", "lam_2")
 LAM_12, WEIGHT_DECAY = 1e-4, 0.1
@@ -65,7 +64,7 @@ DECADES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
 
 
-class Size(NamedTuple):
+class SpriteSize(NamedTuple):
     n: int
     batch_sizes: tuple[int, ...]  # of each stage; the last is all rows of a stage
     iterations: int
@@ -79,12 +78,12 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "quick": Size(1000, (64, 500), 40, 5, 4, (1e-3, 5e-3), (10.0,), 1, "pooled"),
-    "cpu": Size(
+    "quick": SpriteSize(1000, (64, 500), 40, 5, 4, (1e-3, 5e-3), (10.0,), 1, "pooled"),
+    "cpu": SpriteSize(
         5000, (16, 64, 256, 1024, 2500), 600, 5, 20, (1e-3,), (1e-2, 1.0, 100.0, 1e3, 1e4), 3, "pooled",
         coarse=((1e-3,), (1.0, 100.0, 1e4)),
     ),
-    "full": Size(
+    "full": SpriteSize(
         10_000, (16, 64, 256, 1024, 5000), 1000, 20, 25, RATES, DECADES, 3, "published",
         coarse=(RATES[:2], (1e-4, 1e-2, 1.0, 100.0, 1e4)),
     ),
@@ -93,8 +92,8 @@ COARSE = 1024
 
 
 @dataclass(frozen=True)
-class Model:
-    """One candidate with the columns that describe it in the table: lambda_1 and lambda_2, or beta_1 and beta_2."""
+class SpriteModel:
+    """One model of a grid, by the columns that describe it in the table: lambda_1 and lambda_2, or beta_1 and beta_2."""
 
     method: str
     lr: float
@@ -108,14 +107,14 @@ class Model:
         return Candidate(self.lr, Rules.ridge(self.lam_1, self.lam_2))
 
 
-def models(size: str, batch_size: int) -> list[Model]:
+def models(size: str, batch_size: int) -> list[SpriteModel]:
     """All models of a batch size; both methods have the same settings."""
     chosen = SIZES[size]
     rates, lambdas = chosen.rates, chosen.lambdas
     if chosen.coarse is not None and batch_size >= COARSE:
         rates, lambdas = chosen.coarse
     return [
-        Model(method, lr, lam_1, lam_2)
+        SpriteModel(method, lr, lam_1, lam_2)
         for lr in rates
         for method in ("proximal", "ridge")
         for lam_1, lam_2 in itertools.product(lambdas, lambdas)
@@ -135,28 +134,26 @@ def jobs(
         raise ValueError(f"batch sizes are 1 to {chosen.n // 2}, the rows of a stage, got {sizes}")
     shared = {"n": chosen.n, "iterations": total, "T1": chosen.T1, "marks": min(chosen.marks, total)}
     shared |= {"network": chosen.network, "size": size, "optimizer": "adamw", "tf32": tf32, "first_seed": 0, "seeds": 1}
-    # results of other models must not be taken for these
-    told = repr((models(size, 1), models(size, COARSE), LAM_12, RIDGE, WEIGHT_DECAY))
-    shared["grid"] = hashlib.sha256(told.encode()).hexdigest()[:12]
-    made = []
+    shared["grid"] = stacks.fingerprint(models(size, 1), models(size, COARSE), LAM_12, RIDGE, WEIGHT_DECAY)
+    configs = []
     for batch in sizes:
-        every = models(size, batch)
-        for lr in sorted({model.lr for model in every}):
-            only = ",".join(str(k) for k, model in enumerate(every) if model.lr == lr)
-            made.append(shared | {"batch_size": batch, "only": only})
-    return made
+        grid_models = models(size, batch)
+        for lr in sorted({model.lr for model in grid_models}):
+            only = ",".join(str(k) for k, model in enumerate(grid_models) if model.lr == lr)
+            configs.append(shared | {"batch_size": batch, "only": only})
+    return configs
 
 
-def _models(config: dict[str, Any]) -> list[Model]:
+def _models(config: dict[str, Any]) -> list[SpriteModel]:
     return stacks.chosen(config, models(config["size"], config["batch_size"]))
 
 
 def name(config: dict[str, Any]) -> str:
     """A configuration in a few words, for the progress bar."""
-    told = f"batch size {config['batch_size']}"
+    words = f"batch size {config['batch_size']}"
     if config["first_seed"]:
-        return f"{told}, seed {config['first_seed']}"
-    return f"{told}, rate {_models(config)[0].lr:g}"
+        return f"{words}, seed {config['first_seed']}"
+    return f"{words}, rate {_models(config)[0].lr:g}"
 
 
 def work(config: dict[str, Any]) -> float:
@@ -170,16 +167,16 @@ finished = stacks.finished
 # ---- One stack -----------------------------------------------------------------------------------
 
 
-class Problem(NamedTuple):
+class SpriteProblem(NamedTuple):
     data: Data
     split: Split
-    variance: float  # of the outcomes, whose units the errors are told in
+    variance: float  # of the outcomes; errors are reported in units of the outcomes
     validation: Points
     test: Points
 
 
 @lru_cache(maxsize=1)
-def problem(n: int, seed: int) -> Problem:
+def problem(n: int, seed: int) -> SpriteProblem:
     """The rows of a seed and the grid, outcomes and instruments standardised."""
     rows = dsprites.sample(n, seed)
     tensor = partial(torch.as_tensor, dtype=torch.float32)
@@ -190,7 +187,7 @@ def problem(n: int, seed: int) -> Problem:
         Points(tensor(part.X), torch.as_tensor((part.f - mean) / std))
         for part in dsprites.validation_and_test(dsprites.grid(), seed=0)
     ]
-    return Problem(data, Split.halves(n, seed), std**2, *parts)
+    return SpriteProblem(data, Split.halves(n, seed), std**2, *parts)
 
 
 def start(network: str, seed: int, T1: int) -> DFIV:
@@ -214,13 +211,13 @@ def train(
     """Train the stack of one configuration; a row for every model and mark, with both evaluations. `folder` is for its
     checkpoint."""
     seed, total, chosen = config["first_seed"], config["iterations"], _models(config)
-    made = problem(config["n"], seed)
+    task = problem(config["n"], seed)
     stack = IVStack(
         start(config["network"], seed, config["T1"]),
         [model.candidate() for model in chosen],
-        made.data,
-        made.split,
-        {"validation": made.validation, "test": made.test},
+        task.data,
+        task.split,
+        {"validation": task.validation, "test": task.test},
         batch_size=config["batch_size"],
         total=total,
         weight_decay=WEIGHT_DECAY,
@@ -240,7 +237,7 @@ def train(
     )
     for key, values in history.errors.items():
         if key != "train":
-            history.errors[key] = [made.variance * value for value in values]
+            history.errors[key] = [task.variance * value for value in values]
     return stacks.tidy(history, chosen, stacks.seeds(config), SETTINGS, device)
 
 
@@ -253,8 +250,8 @@ def refined(config: dict[str, Any], table: pd.DataFrame, seeds: int) -> list[dic
     runs = results.finished(rows, ["method", *SETTINGS], select="validation", metric="test")
     best = runs.sort_values("score", kind="stable").groupby("method", sort=False).head(TOP)
     kept = set(best[["method", *SETTINGS]].itertuples(index=False, name=None))
-    every = models(config["size"], config["batch_size"])
-    only = [k for k, m in enumerate(every) if (m.method, *(getattr(m, name) for name in SETTINGS)) in kept]
+    grid_models = models(config["size"], config["batch_size"])
+    only = [k for k, m in enumerate(grid_models) if (m.method, *(getattr(m, name) for name in SETTINGS)) in kept]
     return [config | {"first_seed": seed, "only": ",".join(map(str, only))} for seed in range(1, seeds)]
 
 
@@ -285,7 +282,7 @@ def run(
 
 
 def tidy(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each evaluation, which is part of the method's name: so the report tells lines apart. Both stand at the
+    """A row for each evaluation, which is part of the method's name, so that the report draws a line for each. Both have the
     validation error of the re-estimated layers, which the paper chooses by."""
     import pandas as pd
 
@@ -327,8 +324,6 @@ def experiment(table: pd.DataFrame) -> Experiment:
             Sensitivity("How much beta_1 matters", sensitivity, "lam_1", {"method": ["ridge"]}, columns=None),
             Sensitivity("How much beta_2 matters", sensitivity, "lam_2", {"method": ["ridge"]}, columns=None),
         ),
-        environment={
-            name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
-        },
+        environment=environment(table),
         names={"lam_1": "λ₁ or β₁", "lam_2": "λ₂ or β₂"},
     )

@@ -17,7 +17,6 @@ would be a third more work.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -31,10 +30,10 @@ from ...stack import loop
 from ...stack.models import Stack
 from ..data import burgers
 from ..models.fno import FNO1d
-from ..report.spec import Curves, Experiment, Method, Sensitivity
+from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
 from ..sweeps import grid
 from . import fno_samples, stacks
-from .fno_models import SETTINGS, Model, models
+from .fno_models import SETTINGS, models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +50,8 @@ OPENING = (
     "Burgers' equation: the solution at time 1 from the initial condition, by a Fourier neural operator. Every method\n"
     "trains the same network; its last layer, which all points in space share, is learned (l2) or solved at every step\n"
     "(ridge, proximal, Kalman). The table shows each method's test error at the setting with the least validation error,\n"
-    "both as means over the last fifth of training. Ctrl-C stops, the same command goes on."
+    "both as means over the last fifth of training. Ctrl-C stops\n"
+    "the run, and the same command continues it."
 )
 
 METHODS = (
@@ -79,31 +79,28 @@ def jobs(
     sizes: changes of `samples`, `points`, `stride`, `width` and `modes`."""
     shape = (QUICK if size == "quick" else FULL) | sizes
     training = round(shape["samples"] * burgers.SPLIT[0] / burgers.SAMPLES)
-    if max(batch_sizes) > training:
-        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} samples")
+    stacks.check_batch_sizes(batch_sizes, training, "samples")
     if shape["points"] % shape["stride"] or shape["points"] // shape["stride"] < 2:
-        raise ValueError(f"every {shape['stride']}th of {shape['points']} points is no grid: expected a divisor")
+        raise ValueError(
+            f"the stride is {shape['stride']}; expected a divisor of the {shape['points']} points that leaves at least two"
+        )
     shared = shape | {"size": size, "epochs": epochs, "tf32": tf32, "seeds": 1, "only": ""}
     order = [b for b in (32, 128, 8) if b in batch_sizes]
     order += sorted((b for b in batch_sizes if b not in order), reverse=True)
     late = [b for b in order if b < 8]
-    made = [
+    configs: list[dict[str, Any]] = [
         shared | {"optimizer": optimizer, "batch_size": batch_size, "first_seed": seed}
         for sizes_now in ([b for b in order if b not in late], late)
         for optimizer in optimizers
         for seed in range(seeds)
         for batch_size in sizes_now
     ]
-    # results of other models must not be taken for these
-    return [config | {"grid": _fingerprint(config)} for config in made]
+    return [
+        config | {"grid": stacks.fingerprint(BLOCKS, models(config["optimizer"], config["size"]))} for config in configs
+    ]
 
 
-def _fingerprint(config: dict[str, Any]) -> str:
-    told = repr((BLOCKS, models(config["optimizer"], config["size"])))
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
-
-
-def _models(config: dict[str, Any]) -> list[Model]:
+def _models(config: dict[str, Any]) -> list[stacks.GridModel]:
     return stacks.chosen(config, models(config["optimizer"], config["size"]))
 
 
@@ -118,10 +115,10 @@ def work(config: dict[str, Any]) -> float:
 
 @lru_cache(maxsize=2)
 def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, loop.Data]:
-    def told(done: int, total: int) -> None:
-        print(f"Made the data of {done:,} of {total:,} samples.", file=sys.stderr, flush=True)
+    def report(done: int, total: int) -> None:
+        print(f"Solved {done:,} of {total:,} samples of the data.", file=sys.stderr, flush=True)
 
-    splits = [burgers.load(seed, samples=samples, points=points, device=device, progress=told) for seed in seeds]
+    splits = [burgers.load(seed, samples=samples, points=points, device=device, progress=report) for seed in seeds]
 
     def fields(part: str, every: int) -> loop.Data:
         sides = ([getattr(split, f"{side}_{part}")[:, ::every] for split in splits] for side in "xy")
@@ -192,14 +189,14 @@ def run(
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    refine: how many more seeds to run, at the settings that the first seeds chose."""
     count = 1 + max(config["first_seed"] for config in configs)
 
     def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
         if not refine or config["first_seed"]:
             return []
-        every = models(config["optimizer"], config["size"])
-        return [stacks.refined(config | {"seeds": count}, table, refine, every, SETTINGS, FAILED)]
+        grid_models = models(config["optimizer"], config["size"])
+        return [stacks.refined(config | {"seeds": count}, table, refine, grid_models, SETTINGS, FAILED)]
 
     same = ("samples", "points", "stride", "width", "modes", "tf32", "size")
 
@@ -291,7 +288,5 @@ def experiment(table: pd.DataFrame) -> Experiment:
             Sensitivity("How much beta matters", final.format("ridge", "β"), "beta", shown | {"method": ["ridge"]}),
         ),
         where=shown,
-        environment={
-            name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
-        },
+        environment=environment(table),
     )

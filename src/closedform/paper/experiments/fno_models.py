@@ -12,10 +12,8 @@ The reduced and the quick grid were fixed before any run at full size, after tri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ...solver.rules import Kalman, Proximal, Ridge, Rule
-from ...stack.models import Candidate
+from .stacks import INIT, GridModel
 
 RATES = {
     "sgd": (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005),
@@ -37,29 +35,7 @@ QUICK_RATES = {"sgd": (0.5, 0.1), "adam": (0.005, 0.001)}
 SETTINGS = ("lr", "lam", "beta", "forget")
 
 
-@dataclass(frozen=True)
-class Model:
-    """One candidate with the columns that describe it in the table. The learning rate is constant, as the paper's."""
-
-    method: str
-    lr: float
-    init: str
-    lam: float | None = None
-    beta: float | None = None
-    forget: float | None = None
-
-    def candidate(self) -> Candidate:
-        return Candidate(self.lr, self._rule(), self.init)
-
-    def _rule(self) -> Rule | None:
-        if self.beta is not None:
-            return Ridge(self.beta)
-        if self.forget is not None:
-            return Kalman(self.forget)
-        return None if self.lam is None else Proximal(self.lam)
-
-
-def models(optimizer: str, size: str) -> list[Model]:
+def models(optimizer: str, size: str) -> list[GridModel]:
     """The models of one stack."""
     if size == "full":
         return _grid(optimizer, RATES[optimizer], RATES[optimizer], LAMBDAS, LAMBDAS, MEMORIES)
@@ -76,9 +52,9 @@ def _grid(
     betas: Sequence[float],
     lambdas: Sequence[float],
     memories: Sequence[float],
-) -> list[Model]:
-    init = "zeros" if optimizer == "sgd" else "lecun"
-    made = [Model("l2", lr, init) for lr in learned]
-    made += [Model("ridge", lr, init, beta=beta) for lr in rates for beta in betas]
-    made += [Model("proximal", lr, init, lam=lam) for lr in rates for lam in lambdas]
-    return made + [Model("kalman", lr, init, forget=forget) for lr in rates for forget in memories]
+) -> list[GridModel]:
+    init = INIT[optimizer]
+    models = [GridModel("l2", lr, init) for lr in learned]
+    models += [GridModel("ridge", lr, init, beta=beta) for lr in rates for beta in betas]
+    models += [GridModel("proximal", lr, init, lam=lam) for lr in rates for lam in lambdas]
+    return models + [GridModel("kalman", lr, init, forget=forget) for lr in rates for forget in memories]

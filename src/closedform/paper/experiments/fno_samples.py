@@ -1,7 +1,6 @@
 """A few test samples of the experiment on Burgers' equation: initial condition, solution, and what the methods predict.
 
-Predictions are made on all points; of fields and predictions every so-manieth point is kept, enough for a picture, and the
-errors on all of them.
+The errors are those on all points. Of the fields and the predictions only about 512 points are kept, enough for a picture.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def save(
     steps = torch.tensor(history.steps)
     errors = torch.stack(history.errors["validation"])[steps > (1 - results.LAST) * steps[-1]].mean(0)[0]
     every = max(1, x.shape[1] // DRAWN)
-    made: store.Arrays = {"x": _drawn(x, every), "y": _drawn(y, every)}
+    arrays: store.Arrays = {"x": _drawn(x, every), "y": _drawn(y, every)}
     for method in dict.fromkeys(model.method for model in models):
         sound = [k for k in history.alive if models[k].method == method and torch.isfinite(errors[k])]
         if not sound:
@@ -44,9 +43,9 @@ def save(
         best = min(sound, key=lambda k: float(errors[k]))
         backbone, layer = stack.module(0, history.alive.index(best))
         predicted = layer(backbone(x))
-        made[f"predicted-{method}"] = _drawn(predicted, every)
-        made[f"mse-{method}"] = (predicted - y).double().square().mean((1, 2)).numpy()
-    store.save(_file(folder, config), made)
+        arrays[f"predicted-{method}"] = _drawn(predicted, every)
+        arrays[f"mse-{method}"] = (predicted - y).double().square().mean((1, 2)).numpy()
+    store.save(_file(folder, config), arrays)
 
 
 def _drawn(fields: torch.Tensor, every: int) -> np.ndarray:
@@ -59,14 +58,14 @@ def _file(folder: Path, config: dict[str, Any]) -> Path:
 
 def gather(out: Path, configs: Iterable[dict[str, Any]]) -> None:
     """One file from those of the stacks."""
-    made: store.Arrays = {}
+    arrays: store.Arrays = {}
     for config in configs:
         path = _file(out / "parts", config)
         if path.is_file():
             key = f"{config['optimizer']}-{config['batch_size']}"
-            made |= {f"{key}-{name}": array for name, array in store.read(path).items()}
-    if made:
-        store.save(out / FILE, made)
+            arrays |= {f"{key}-{name}": array for name, array in store.read(path).items()}
+    if arrays:
+        store.save(out / FILE, arrays)
 
 
 def sections(folder: Path) -> list[str]:
@@ -134,13 +133,13 @@ def _sample(own: store.Arrays, experiment: Experiment, row: int) -> str:
     truth = own["y"][row]
     lines = [("start", own["x"][row]), ("truth", truth)]
     predicted = [(f"method {_class(m.key)}", own[f"predicted-{m.key}"][row]) for m in methods]
-    told = ", ".join(f"{m.label} {float(own[f'mse-{m.key}'][row]):.2g}" for m in methods)
+    errors_listed = ", ".join(f"{m.label} {float(own[f'mse-{m.key}'][row]):.2g}" for m in methods)
     errors = [(kind, values - truth) for kind, values in predicted]
-    height, label = FIELD + ERROR + 28, html.escape(f"Sample {row + 1}: MSE {told}")
+    height, label = FIELD + ERROR + 28, html.escape(f"Sample {row + 1}: MSE {errors_listed}")
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
         f"{_panel([*lines, *predicted], 0, FIELD)}{_panel(errors, FIELD + 14, ERROR, zero=True)}</svg>"
-        f"<figcaption>Sample {row + 1}. MSE: {html.escape(told)}</figcaption></figure>"
+        f"<figcaption>Sample {row + 1}. MSE: {html.escape(errors_listed)}</figcaption></figure>"
     )
 
 

@@ -15,7 +15,6 @@ All models of one optimizer and batch size are trained as one stack (`closedform
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +27,10 @@ from ...stack import loop
 from ...stack.models import Stack
 from ...stack.networks import mlp
 from ..data import qm9
-from ..report.spec import Curves, Experiment, Method, Sensitivity
+from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
 from ..sweeps import grid
 from . import stacks
-from .qm9_models import ABLATED, INITS, SETTINGS, Model, models
+from .qm9_models import ABLATED, INITS, SETTINGS, QM9Model, models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +43,8 @@ WIDTHS = (435, 256, 256, 256)
 OPENING = (
     "QM9: twelve properties of small molecules from their Coulomb matrices. Every method trains the same network; its last\n"
     "layer is learned (l2) or solved at every step (ridge, proximal, Kalman). The table shows each method's test error, in\n"
-    "units of the targets' variance, at the setting with the least validation error. Ctrl-C stops, the same command goes on."
+    "units of the targets' variance, at the setting with the least validation error. Ctrl-C stops\n"
+    "the run, and the same command continues it."
 )
 
 METHODS = (
@@ -77,41 +77,35 @@ def jobs(
     SGD, in a fifth of the epochs.
 
     `only` lists the models of a stack by their numbers in `models`, where it does not have all of them."""
-    there = {"qm9": qm9.MOLECULES, "synthetic": limit or qm9.SYNTHETIC}[source]
-    if limit is not None and not 10 <= limit <= there:
-        raise ValueError(f"the number of molecules is {limit}; expected 10 to {there:,}")
-    training = (limit or there) * 8 // 10
-    if max(batch_sizes) > training:
-        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {training:,} molecules")
+    available = {"qm9": qm9.MOLECULES, "synthetic": limit or qm9.SYNTHETIC}[source]
+    if limit is not None and not 10 <= limit <= available:
+        raise ValueError(f"the number of molecules is {limit}; expected 10 to {available:,}")
+    stacks.check_batch_sizes(batch_sizes, (limit or available) * 8 // 10, "molecules")
     shared = {"epochs": epochs, "first_seed": 0, "seeds": seeds, "limit": limit, "source": source, "only": ""}
     base = {"size": size, "algorithm": 1, "bias": True}
-    made = [
+    configs = [
         shared | base | {"optimizer": o, "batch_size": b} for o in optimizers for b in sorted(batch_sizes, reverse=True)
     ]
     if size == "full" and "sgd" in optimizers:
         short = shared | {"size": "ablated", "optimizer": "sgd", "epochs": max(1, epochs // 5)}
         for batch_size in sorted(batch_sizes, reverse=True):
             for algorithm, bias in ((1, True), (2, True), (1, False)):
-                made.append(short | {"batch_size": batch_size, "algorithm": algorithm, "bias": bias})
-    # results of other models must not be taken for these
-    return [config | {"grid": _fingerprint(config)} for config in made]
+                configs.append(short | {"batch_size": batch_size, "algorithm": algorithm, "bias": bias})
+    return [
+        config | {"grid": stacks.fingerprint(WIDTHS, models(config["optimizer"], config["size"]))} for config in configs
+    ]
 
 
-def _fingerprint(config: dict[str, Any]) -> str:
-    told = repr((WIDTHS, models(config["optimizer"], config["size"])))
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
-
-
-def _models(config: dict[str, Any]) -> list[Model]:
+def _models(config: dict[str, Any]) -> list[QM9Model]:
     return stacks.chosen(config, models(config["optimizer"], config["size"]))
 
 
 def name(config: dict[str, Any]) -> str:
     """A configuration in a few words, for the progress bar."""
-    told = stacks.name(config)
+    words = stacks.name(config)
     if config["size"] == "ablated":
-        told += f", algorithm {config['algorithm']}" + ("" if config["bias"] else ", no bias")
-    return told
+        words += f", algorithm {config['algorithm']}" + ("" if config["bias"] else ", no bias")
+    return words
 
 
 def work(config: dict[str, Any]) -> float:
@@ -179,7 +173,7 @@ def run(
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    refine: so many more seeds for the settings alone that the first ones have chosen."""
+    refine: how many more seeds to run, at the settings that the first seeds chose."""
 
     def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
         if not refine or config["size"] == "ablated":
@@ -206,7 +200,7 @@ def with_studies(table: pd.DataFrame) -> pd.DataFrame:
     """A column `study` that says which comparison a row belongs to; a row that serves two stands in both."""
     import pandas as pd
 
-    default = table["optimizer"].map({"sgd": "zeros", "adam": "lecun"}) == table["init"]
+    default = table["optimizer"].map(stacks.INIT) == table["init"]
     ablated = table["size"] == "ablated"
     shared = (table["method"] == "proximal") & table["lam"].isin(ABLATED["lam"]) & table["lr"].isin(ABLATED["lr"])
     studies = {
@@ -267,8 +261,8 @@ def experiment(table: pd.DataFrame) -> Experiment:
             note = "" if epochs == longest else f" {epochs} epochs."
             where: dict[str, list] = {"study": [study], "optimizer": list(OPTIMIZERS)}
             where |= {"init": list(INITS)} if study == "initialisation" else {}
-            told = f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}"
-            figures.append(Curves(title, told, where, column))
+            caption = f"{caption} Best of λ = 1e3, 1e4 and four learning rates.{note}"
+            figures.append(Curves(title, caption, where, column))
     keys = set(table["method"])
     rates = "The learning rate of every method falls along a cosine."
     if not table["cosine"].all():
@@ -293,7 +287,5 @@ def experiment(table: pd.DataFrame) -> Experiment:
         settings=SETTINGS,
         figures=tuple(figures),
         where={"study": ["methods"], "optimizer": list(OPTIMIZERS)},
-        environment={
-            name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")
-        },
+        environment=environment(table),
     )

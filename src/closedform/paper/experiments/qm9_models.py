@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...solver.lambdas import relative
-from ...solver.rules import Kalman, Proximal, Ridge, Rule
+from ...solver.rules import Proximal, Rule
 from ...stack.models import Candidate
+from .stacks import INIT, GridModel
 
 RATES = (0.1, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 LAMBDAS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 5e3, 1e4, 1e5)
@@ -21,72 +22,59 @@ SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
 
 
 @dataclass(frozen=True)
-class Model:
-    """One candidate with the columns that describe it in the table."""
+class QM9Model(GridModel):
+    """A model of this grid: lambda may be relative to the features, and the rate may fall along a cosine."""
 
-    method: str
-    lr: float
-    init: str
-    lam: float | None = None
-    beta: float | None = None
     ratio: float | None = None
-    forget: float | None = None
     cosine: bool = False  # whether the rate falls; else it is constant
 
     def candidate(self) -> Candidate:
         follow = self.cosine and self.method in ("per feature", "schedule", "kalman")
-        return Candidate(self.lr, self._rule(), self.init, self.cosine, follow)
+        return Candidate(self.lr, self.rule(), self.init, self.cosine, follow)
 
-    def _rule(self) -> Rule | None:
-        if self.method.startswith("l2"):
-            return None
-        if self.beta is not None:
-            return Ridge(self.beta)
-        if self.forget is not None:
-            return Kalman(self.forget)
+    def rule(self) -> Rule | None:
         if self.ratio is not None:
             return Proximal(relative(self.ratio, per_feature=self.method == "per feature"))
-        assert self.lam is not None
-        return Proximal(self.lam)
+        return super().rule()
 
 
-def paper_models(init: str) -> list[Model]:
+def paper_models(init: str) -> list[QM9Model]:
     """The paper's grid, at a constant rate: 6 + 72 + 54 models."""
-    models = [Model("l2", lr, init) for lr in RATES]
-    models += [Model("ridge", lr, init, beta=beta) for lr in RATES for beta in BETAS]
-    return models + [Model("proximal", lr, init, lam=lam) for lr in RATES for lam in LAMBDAS]
+    models = [QM9Model("l2", lr, init) for lr in RATES]
+    models += [QM9Model("ridge", lr, init, beta=beta) for lr in RATES for beta in BETAS]
+    return models + [QM9Model("proximal", lr, init, lam=lam) for lr in RATES for lam in LAMBDAS]
 
 
-def own_models(init: str, rates: Iterable[float]) -> list[Model]:
+def own_models(init: str, rates: Iterable[float]) -> list[QM9Model]:
     """What the paper does not have, and its methods at the same falling rate."""
     models = []
     for lr in rates:
-        models.append(Model("l2 cosine", lr, init, cosine=True))
-        models += [Model("proximal cosine", lr, init, lam=lam, cosine=True) for lam in (1e3, 1e4, 1e5)]
-        models.append(Model("auto", lr, init, ratio=10.0, cosine=True))
-        models += [Model("per feature", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 100.0)]
-        models += [Model("schedule", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 30.0, 100.0)]
-        models += [Model("kalman", lr, init, forget=forget, cosine=True) for forget in (0.99, 0.999)]
+        models.append(QM9Model("l2 cosine", lr, init, cosine=True))
+        models += [QM9Model("proximal cosine", lr, init, lam=lam, cosine=True) for lam in (1e3, 1e4, 1e5)]
+        models.append(QM9Model("auto", lr, init, ratio=10.0, cosine=True))
+        models += [QM9Model("per feature", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 100.0)]
+        models += [QM9Model("schedule", lr, init, ratio=ratio, cosine=True) for ratio in (10.0, 30.0, 100.0)]
+        models += [QM9Model("kalman", lr, init, forget=forget, cosine=True) for forget in (0.99, 0.999)]
     return models
 
 
-def models(optimizer: str, size: str) -> list[Model]:
+def models(optimizer: str, size: str) -> list[QM9Model]:
     """The models of one stack: the "full" grid, the "quick" one (the same few settings and the same falling rate for each
     method), or those that are "ablated"."""
-    init = "zeros" if optimizer == "sgd" else "lecun"
+    init = INIT[optimizer]
     if size == "ablated":
-        return [Model("proximal", lr, init, lam=lam) for lr in ABLATED["lr"] for lam in ABLATED["lam"]]
+        return [QM9Model("proximal", lr, init, lam=lam) for lr in ABLATED["lr"] for lam in ABLATED["lam"]]
     if size == "full":
         others = [
-            Model("proximal", m.lr, other, lam=m.lam)
+            QM9Model("proximal", m.lr, other, lam=m.lam)
             for other in INITS
             if other != init
             for m in models(optimizer, "ablated")
         ]
         return paper_models(init) + own_models(init, OWN_RATES[optimizer]) + others
     rates = (0.03, 0.01, 0.003) if optimizer == "sgd" else (0.003, 0.001, 0.0003)
-    quick = [Model("l2", factor * lr, init) for lr in rates for factor in (1.0, 1.7)]
-    quick += [Model("ridge", lr, init, beta=beta) for lr in rates for beta in (10.0, 1e3)]
-    quick += [Model("proximal", lr, init, lam=lam) for lr in rates for lam in (1e3, 1e4)]
-    quick += [Model("kalman", lr, init, forget=forget) for lr in rates for forget in (0.99, 0.999)]
+    quick = [QM9Model("l2", factor * lr, init) for lr in rates for factor in (1.0, 1.7)]
+    quick += [QM9Model("ridge", lr, init, beta=beta) for lr in rates for beta in (10.0, 1e3)]
+    quick += [QM9Model("proximal", lr, init, lam=lam) for lr in rates for lam in (1e3, 1e4)]
+    quick += [QM9Model("kalman", lr, init, forget=forget) for lr in rates for forget in (0.99, 0.999)]
     return [replace(model, cosine=True) for model in quick]

@@ -2,12 +2,14 @@
 
 A configuration describes one stack: `optimizer`, `batch_size`, `size` (which grid of models), `epochs`, `first_seed`,
 `seeds`, `only` (the models by their numbers, where the stack does not have all of them), `grid` (a fingerprint of the
-models), and what the data are. Models are dataclasses whose fields are columns of the table.
+models), and what the data are.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,20 +18,58 @@ import torch
 
 from ... import __version__
 from ...files import claimed
+from ...solver.rules import Kalman, Proximal, Ridge, Rule
 from ...stack import loop
+from ...stack.models import Candidate
 from ..report.spec import Experiment
 from ..sweeps import grid, results
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Model = TypeVar("Model")
 Config = dict[str, Any]
+INIT = {"sgd": "zeros", "adam": "lecun"}  # the paper's initial last layers
 
 
-def chosen(config: Config, every: Sequence[Model]) -> list[Model]:
-    """The models of a stack."""
-    return [every[int(k)] for k in config["only"].split(",")] if config["only"] else list(every)
+@dataclass(frozen=True)
+class GridModel:
+    """One model of a grid, by the columns that describe it in the table. The learning rate is constant."""
+
+    method: str
+    lr: float
+    init: str
+    lam: float | None = None
+    beta: float | None = None
+    forget: float | None = None
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.lr, self.rule(), self.init)
+
+    def rule(self) -> Rule | None:
+        """The rule of the last layer; None where the optimizer learns it."""
+        if self.beta is not None:
+            return Ridge(self.beta)
+        if self.forget is not None:
+            return Kalman(self.forget)
+        return None if self.lam is None else Proximal(self.lam)
+
+
+AnyModel = TypeVar("AnyModel")
+
+
+def chosen(config: Config, models: Sequence[AnyModel]) -> list[AnyModel]:
+    """Those of the models of a grid that the stack has."""
+    return [models[int(k)] for k in config["only"].split(",")] if config["only"] else list(models)
+
+
+def fingerprint(*parts: object) -> str:
+    """Twelve digits that change with the models, so that the results of other models are not taken for these."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def check_batch_sizes(batch_sizes: Sequence[int], rows: int, name: str) -> None:
+    if max(batch_sizes) > rows:
+        raise ValueError(f"batch size {max(batch_sizes)} is larger than the training set of {rows:,} {name}")
 
 
 def seeds(config: Config) -> range:
@@ -38,17 +78,17 @@ def seeds(config: Config) -> range:
 
 def name(config: Config) -> str:
     """A configuration in a few words, for the progress bar."""
-    told = f"{config['optimizer']}, batch size {config['batch_size']}"
+    words = f"{config['optimizer']}, batch size {config['batch_size']}"
     if config["only"]:
-        return f"{told}, more seeds"
-    return f"{told}, seed {config['first_seed']}" if config["first_seed"] else told
+        return f"{words}, more seeds"
+    return f"{words}, seed {config['first_seed']}" if config["first_seed"] else words
 
 
 def refined(
     config: Config,
     table: pd.DataFrame,
     more: int,
-    every: Sequence[Any],
+    models: Sequence[Any],
     settings: Sequence[str],
     failed: float | None = None,
 ) -> Config:
@@ -61,7 +101,7 @@ def refined(
     kept = {
         tuple(None if value != value else value for value in row) for row in best[["method", "init", *settings]].values
     }
-    only = [k for k, m in enumerate(every) if (m.method, m.init, *(getattr(m, name) for name in settings)) in kept]
+    only = [k for k, m in enumerate(models) if (m.method, m.init, *(getattr(m, name) for name in settings)) in kept]
     later = config["first_seed"] + config["seeds"]
     return config | {"first_seed": later, "seeds": more, "only": ",".join(map(str, only))}
 
@@ -125,8 +165,8 @@ def run(
     parts = out / "parts"
 
     def here(config: Config) -> pd.DataFrame:
-        told = None if progress is None else partial(progress, config)
-        return train(config, folder=parts, device=device, progress=told)
+        step = None if progress is None else partial(progress, config)
+        return train(config, folder=parts, device=device, progress=step)
 
     def ended(count: int, total: int, config: Config) -> None:
         checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe

@@ -31,9 +31,10 @@ from .theory_studies import STUDIES, Study, normal
 def run(
     out: Path, quick: bool = False, figures: Path | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Do every study, draw it, and write what was found; returns the path of `theory.json`.
+    """Do every study, draw it, and write the numbers; returns the path of `theory.json`.
 
-    The figures and the text of the diagnosis go to `figures`, by default to `out` as well. `say` is told of each study.
+    The figures and the text of the diagnosis go to `figures`, by default to `out` as well. `say` is called with the name of
+    each study.
     """
     extras.require("the theory", "theory", "scipy", "matplotlib")  # better known now than at the end
     figures = out if figures is None else figures
@@ -42,15 +43,15 @@ def run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are tiny
     try:
-        found: Study = {}
+        studies: Study = {}
         for name, study in STUDIES.items():
             say(f"{name} ...")
-            found[name] = study(quick)
+            studies[name] = study(quick)
         say("diagnosis ...")
-        found["diagnosis"] = diagnosis(figures, quick)
-        found["landscape"] = landscape_numbers()
+        studies["diagnosis"] = diagnosis(figures, quick)
+        studies["landscape"] = landscape_numbers()
         landscape.draw(figures / "landscape.png")
-        drawn = theory_figures.draw(found, figures)
+        drawn = theory_figures.draw(studies, figures)
     finally:
         torch.set_num_threads(threads)
     versions = {
@@ -58,12 +59,12 @@ def run(
         "torch": torch.__version__.split("+")[0],
         "python": platform.python_version(),
     }
-    body = {"quick": quick, **versions, **_plain(found)}
+    body = {"quick": quick, **versions, **_plain(studies)}
     path = out / "theory.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
-    text = "What the theory of the paper says, computed. docs/theory.md explains every figure."
+    text = "The statements of the paper's theory, computed. docs/theory.md explains every figure."
     pictures = {
-        path.stem: path for path in [*drawn, *(figures / f"diagnosis_{name}.png" for name in found["diagnosis"])]
+        path.stem: path for path in [*drawn, *(figures / f"diagnosis_{name}.png" for name in studies["diagnosis"])]
     }
     sections = [landscape.section(), *(_figure(pictures[name], title) for name, title in TITLES.items())]
     save(frame("The theory, runnable", text, sections), out / "report.html")
@@ -139,15 +140,15 @@ def diagnosis(out: Path, quick: bool) -> Study:
             loss.backward()
             optimizer.step()
         batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)]
-        found = diagnose(net, head, batches)
-        found.plot(out / f"diagnosis_{name}.png")
-        pages.append(str(found))
+        diagnosed = diagnose(net, head, batches)
+        diagnosed.plot(out / f"diagnosis_{name}.png")
+        pages.append(str(diagnosed))
         keys = ("gradient_share", "solve_share", "variation", "effective_rank", "attainable", "lam_ratio", "memory")
-        result[name] = {key: getattr(found, key) for key in keys}
+        result[name] = {key: getattr(diagnosed, key) for key in keys}
         result[name] |= {
-            "solves_tried": len(found.gains),
-            "solve_median": float(found.gains.median()),
-            "solves_that_lose": float((found.gains < 0).double().mean()),
+            "solves_tried": len(diagnosed.gains),
+            "solve_median": float(diagnosed.gains.median()),
+            "solves_that_lose": float((diagnosed.gains < 0).double().mean()),
             "solve_share_on_own_batch": _on_own_batch(net, head, batches),
         }
     (out / "diagnosis.txt").write_text("\n\n\n".join(pages) + "\n")

@@ -1,4 +1,4 @@
-"""The figures of docs/theory.md, drawn from what `theory.run` found."""
+"""The figures of docs/theory.md, drawn from the numbers of `theory.run`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .figures import BLUE, GREEN, GREY, ORANGE, RED, pyplot
 Study = dict[str, Any]
 
 
-def draw(found: Study, out: Path) -> list[Path]:
+def draw(studies: Study, out: Path) -> list[Path]:
     """One SVG for each study that has a figure."""
     plt = pyplot()
     plt.rcParams["svg.fonttype"] = "none"  # text as text: smaller, and it can be searched
-    return [_figure(plt, function, found[name], out / f"{name}.svg") for name, function in FIGURES.items()]
+    return [_figure(plt, function, studies[name], out / f"{name}.svg") for name, function in FIGURES.items()]
 
 
 def _figure(plt: Any, function: Callable[[Any, Study], None], study: Study, path: Path) -> Path:

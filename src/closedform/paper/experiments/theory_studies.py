@@ -1,4 +1,4 @@
-"""The studies behind docs/theory.md: each takes `quick` and returns what it found, for the JSON and the figures."""
+"""The studies behind docs/theory.md: each takes `quick` and returns its numbers, for the JSON and the figures."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Timing(NamedTuple):
 PAPER = {(net, b, d): Timing(*row) for (net, b), table in _PAPER.items() for d, row in zip(DIMS, table)}
 
 
-class Row(NamedTuple):
+class TimingRow(NamedTuple):
     net: str
     batch_size: int
     dim: int
@@ -82,11 +82,11 @@ def _timing(ours_ms: float, cross_entropy_ms: float, batch_size: int) -> Timing:
     return Timing(1e3 / ours_ms, 1e3 / cross_entropy_ms, steps * ours_ms / 1e3, steps * cross_entropy_ms / 1e3)
 
 
-def rows(path: Path) -> list[Row]:
+def rows(path: Path) -> list[TimingRow]:
     """The cells of the paper's tables that a file of the benchmark has."""
     if not path.is_file():
         raise ValueError(f"{path} is not there: python benchmarks/step_overhead.py writes it, on a CUDA device")
-    found = []
+    compared = []
     for row in json.loads(path.read_text())["rows"]:
         key = row["net"], row["batch"], row["d"]
         if key not in PAPER:
@@ -98,14 +98,14 @@ def rows(path: Path) -> list[Row]:
             for kind in ("eager", "captured")
         ]
         assert timings[0] is not None
-        found.append(Row(*key, PAPER[key], timings[0], timings[1]))
-    return found
+        compared.append(TimingRow(*key, PAPER[key], timings[0], timings[1]))
+    return compared
 
 
 HEAD = ("batch", "dim", "SPS ours", "SPS CE", "rSPS", "time ours", "time CE", "rTime")
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: TimingRow) -> list[str]:
     """A line of the table: the paper's value, ours, and ours captured, in each column."""
     kinds = [kind for kind in (row.paper, row.ours, row.captured) if kind is not None]
 
@@ -124,7 +124,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def markdown(found: list[Row], net: str) -> str:
+def markdown(rows: list[TimingRow], net: str) -> str:
     """The table of one network, each cell the paper's (A100) / ours eager / ours captured."""
-    lines = [list(HEAD), ["---:"] * len(HEAD), *(cells(row) for row in found if row.net == net)]
+    lines = [list(HEAD), ["---:"] * len(HEAD), *(cells(row) for row in rows if row.net == net)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -86,7 +86,7 @@ class FNO1d(nn.Module):
         sizes = {"width": width, "modes": modes, "blocks": blocks, "channels": channels}
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {size!r}")
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         self.channels = channels
         self.lift = nn.Linear(channels + 1, width)
         self.spectral = nn.ModuleList(SpectralConv1d(width, modes) for _ in range(blocks))
@@ -113,6 +113,6 @@ class FNO1d(nn.Module):
 
     def stacked(self) -> Network:
         """For `closedform.stack`: how many of these stand side by side."""
-        from .fno_stack import Operator
+        from .fno_stack import StackedFNO
 
-        return Operator(self)
+        return StackedFNO(self)

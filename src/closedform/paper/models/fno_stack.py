@@ -14,7 +14,7 @@ from ...stack.networks import shared_layer, stacked_parameters
 from .fno import FNO1d, transforms
 
 
-class Operator:
+class StackedFNO:
     """`FNO1d` on fields `(S, n, N, channels)`; the rows are the points of all samples."""
 
     def __init__(self, backbone: FNO1d):
@@ -59,14 +59,14 @@ class Operator:
             spectral, weight, bias = (params[at] for at in places)
             waves = transforms(N, min(spectral.shape[1], N // 2 + 1), h.device, h.dtype)
             self._waves[N] = waves  # a captured graph has their addresses, not them
-            h = Block.apply(h, n, spectral, weight, bias, *waves)
+            h = FNOBlock.apply(h, n, spectral, weight, bias, *waves)
         return h
 
     def own(self, trained: Tensor, shape: torch.Size) -> Tensor:
         return trained
 
 
-class Block(torch.autograd.Function):
+class FNOBlock(torch.autograd.Function):
     """`relu(synthesis(mix(analysis(h))) + weight h + bias)` of all models, for `h (M, d, n N)`.
 
     The gradient is written out because these products are bound by memory: sums are formed in place, and the bias, which is

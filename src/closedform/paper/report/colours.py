@@ -31,7 +31,7 @@ def _readable(colour: str, background: str, contrast: float) -> str:
     try:
         rgb = to_rgb(colour)
     except ValueError as bad:
-        raise ValueError(f"{colour!r} is no colour: expected a name or #rrggbb") from bad
+        raise ValueError(f"{colour!r} is not a colour: expected a name or #rrggbb") from bad
     ground = to_rgb(background)
     towards = 0.0 if _luminance(ground) > 0.5 else 1.0
     for step in range(41):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...files import atomic
 from . import panels
 
 POINTS = 25  # of a line: more cannot be seen at this size, and make the files large
@@ -39,13 +39,13 @@ def static(folder: Path, out_folder: Path) -> list[Path]:
 
     out_folder = Path(out_folder)
     out_folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     for number, figure in enumerate(panels.figures(table, experiment), 1):
         path = out_folder / f"{number}-{figure.kind}.svg"
         with matplotlib.rc_context(RC):
             _save(_draw(figure, experiment.log), path)
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 def _save(drawn: Any, path: Path) -> None:
@@ -53,12 +53,8 @@ def _save(drawn: Any, path: Path) -> None:
     drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     # indentation, digits that cannot be seen and a line for each point would be more than half of the file
     picture = re.sub(r' d="[^"]*"', lambda path: _compact(path[0]), re.sub(r"\n +", "\n", buffer.getvalue()))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(picture, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic(path) as file:
+        file.write(picture.encode())
 
 
 def _compact(path: str) -> str:
@@ -122,9 +118,9 @@ def _panel(axes: Any, figure: panels.Figure, panel: panels.Panel, styles: dict[s
             high = [mean + width for mean, width in zip(y, half)]
             axes.fill_between(x, low, high, color=style.light, alpha=0.15, linewidth=0)
     _ticks(axes, figure, log)
-    said = [(word, [styles[line.key].label for line in panel.lines if is_so(line)])
-            for word, is_so in (("diverged", lambda line: line.diverged), ("off scale", figure.off_scale))]  # fmt: skip
-    note = "\n".join(f"{', '.join(names)}: {word}" for word, names in said if names)
+    remarks = [(word, [styles[line.key].label for line in panel.lines if is_so(line)])
+               for word, is_so in (("diverged", lambda line: line.diverged), ("off scale", figure.off_scale))]  # fmt: skip
+    note = "\n".join(f"{', '.join(names)}: {word}" for word, names in remarks if names)
     if note and not sensitivity:
         axes.text(0.98, 0.97, note, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 

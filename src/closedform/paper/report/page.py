@@ -47,7 +47,7 @@ def frame(title: str, text: str, sections: Sequence[str]) -> str:
 
 def policy(script: str, sections: Sequence[str]) -> str:
     """The content security policy: no request, and these scripts only. Sections may hold images as data."""
-    scripts = [script, *(found for section in sections for found in _SCRIPT.findall(section))]
+    scripts = [script, *(text for section in sections for text in _SCRIPT.findall(section))]
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts if s]
     allowed = " ".join(hashes) or "'none'"
     images = "; img-src data:" if sections else ""
@@ -143,13 +143,13 @@ def _notes(figures: Sequence[panels.Figure]) -> dict[str, str]:
         ]
         diverged = sum(line.diverged for _, line in lines)
         off = sum(figure.off_scale(line) for figure, line in lines)
-        said = [
+        remarks = [
             f"{word} in {count} of {len(lines)}"
             for word, count in (("diverged", diverged), ("off scale", off))
             if count
         ]
-        if said:
-            notes[style] = ", ".join(said)
+        if remarks:
+            notes[style] = ", ".join(remarks)
     return notes
 
 
@@ -165,10 +165,10 @@ def _end(figure: panels.Figure, line: panels.Line) -> str:
     if figure.kind == "curves":
         last = line.y[-1]
         return "diverged" if last is None else text.interval(last, line.half_width[-1])
-    found = [(y, x) for x, y in zip(line.x, line.y) if y is not None]
-    if not found:
+    points = [(y, x) for x, y in zip(line.x, line.y) if y is not None]
+    if not points:
         return "diverged everywhere"
-    y, x = min(found) if figure.lower else max(found)
+    y, x = min(points) if figure.lower else max(points)
     return f"{text.number(y)} at {figure.x_label} {dict(figure.ticks)[x]}"
 
 

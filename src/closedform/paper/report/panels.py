@@ -99,8 +99,8 @@ def read(folder: Path) -> tuple[pd.DataFrame, spec.Experiment]:
     if twice.any():
         first = table.loc[twice.idxmax(), [*configuration(experiment), "seed", "step"]].to_dict()
         raise ValueError(
-            f"{path} has {int(twice.sum())} rows more than one for the same model and step, such as {first}: does a "
-            f"column that tells models apart lack in `settings` of {spec.SPEC}?"
+            f"{path} has {int(twice.sum())} second rows for the same model and step, such as {first}: `settings` in "
+            f"{spec.SPEC} may lack a column that distinguishes the models"
         )
     # infinite is the worst there is, so that no choice falls on a model that diverged
     worst = math.inf if experiment.lower else -math.inf
@@ -112,7 +112,7 @@ def _curve_metrics(experiment: spec.Experiment) -> list[str]:
 
 
 def configuration(experiment: spec.Experiment) -> list[str]:
-    """The columns that tell models apart (besides the seed)."""
+    """The columns that distinguish models (besides the seed)."""
     drawn = [
         column
         for figure in experiment.figures
@@ -161,30 +161,36 @@ def figures(table: pd.DataFrame, experiment: spec.Experiment) -> list[Figure]:
 
 def finished(table: pd.DataFrame, experiment: spec.Experiment) -> pd.DataFrame:
     """The trained models, with what they are chosen by and what is shown of them (`results.finished`)."""
-    told = configuration(experiment)
-    return results.finished(table, told, select=experiment.select, metric=experiment.metric, late=experiment.late)
+    model_columns = configuration(experiment)
+    return results.finished(
+        table, model_columns, select=experiment.select, metric=experiment.metric, late=experiment.late
+    )
 
 
 def drawn(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> pd.DataFrame:
     """The models whose curves the figure shows: the best setting of each line."""
-    told = configuration(experiment)
+    model_columns = configuration(experiment)
     by = _unique([figure.rows, figure.columns, figure.colour])
     runs = finished(where(table, figure.where), experiment)
     return results.best(
-        runs, by, [column for column in told if column not in by], lower=experiment.lower, failed=experiment.failed
+        runs,
+        by,
+        [column for column in model_columns if column not in by],
+        lower=experiment.lower,
+        failed=experiment.failed,
     )
 
 
 def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curves) -> Figure:
     table = where(table, figure.where)
-    told = configuration(experiment)
+    model_columns = configuration(experiment)
     by = _unique([figure.rows, figure.columns, figure.colour])
-    chosen_by = [column for column in told if column not in by]
-    found: dict[tuple, list[tuple[Any, Line]]] = {}
+    chosen_by = [column for column in model_columns if column not in by]
+    lines_by_facet: dict[tuple, list[tuple[Any, Line]]] = {}
     for row in each(drawn(table, experiment, figure)):
         if any(text.missing(row[column]) for column in by):
             continue
-        curve = results.curve(results.rows_of(table, row, told), figure.metric or experiment.metric)
+        curve = results.curve(results.rows_of(table, row, model_columns), figure.metric or experiment.metric)
         line = _line(
             f"{figure.colour}={text.value(row[figure.colour])}",
             curve["step"],
@@ -193,8 +199,8 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
             (text.setting(experiment, chosen_by, row),),
             int(row["seeds"]),
         )
-        found.setdefault(_facet(row, figure.rows, figure.columns), []).append((row[figure.colour], line))
-    panels, rows, columns, styles = _arrange(found, experiment, figure, figure.rows)
+        lines_by_facet.setdefault(_facet(row, figure.rows, figure.columns), []).append((row[figure.colour], line))
+    panels, rows, columns, styles = _arrange(lines_by_facet, experiment, figure, figure.rows)
     linear, log = _curve_ranges(panels, styles, experiment.lower)
     label = figure.label or experiment.label
     return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), label,
@@ -206,13 +212,13 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
 
     table = where(table, figure.where)
     table = table.assign(**{figure.x: pd.to_numeric(table[figure.x], errors="coerce")}).dropna(subset=[figure.x])
-    told = configuration(experiment)
+    model_columns = configuration(experiment)
     by = _unique([figure.columns, figure.colour, figure.x])
-    chosen_by = [column for column in told if column not in by]
+    chosen_by = [column for column in model_columns if column not in by]
     runs = finished(table, experiment)
     chosen = results.best(runs, by, chosen_by, lower=experiment.lower, failed=experiment.failed)
     ticks = _log_places(sorted(set(chosen[figure.x].astype(float))))
-    found: dict[tuple, list[tuple[Any, Line]]] = {}
+    lines_by_facet: dict[tuple, list[tuple[Any, Line]]] = {}
     for _, rows in chosen.groupby(_unique([figure.columns, figure.colour]), sort=False, observed=True):
         rows, row = rows.sort_values(figure.x), rows.iloc[0]
         line = _line(
@@ -223,8 +229,8 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
             tuple(text.setting(experiment, chosen_by, chosen_row) for chosen_row in each(rows)),
             int(rows["seeds"].max()),
         )
-        found.setdefault(_facet(row, None, figure.columns), []).append((row[figure.colour], line))
-    panels, count, columns, styles = _arrange(found, experiment, figure, None)
+        lines_by_facet.setdefault(_facet(row, None, figure.columns), []).append((row[figure.colour], line))
+    panels, count, columns, styles = _arrange(lines_by_facet, experiment, figure, None)
     linear, log = _sensitivity_ranges(panels, experiment.lower)
     return Figure("sensitivity", figure.title, figure.caption, text.name(experiment, figure.x), experiment.label,
                   count, columns, panels, styles, linear, log, experiment.lower,
@@ -242,17 +248,19 @@ def _facet(row: Any, rows: str | None, columns: str | None) -> tuple:
 
 
 def _arrange(
-    found: dict[tuple, list[tuple[Any, Line]]],
+    lines_by_facet: dict[tuple, list[tuple[Any, Line]]],
     experiment: spec.Experiment,
     figure: spec.Curves | spec.Sensitivity,
     rows: str | None,
 ) -> tuple[tuple[Panel, ...], int, int, tuple[Style, ...]]:
     """Panels by row and column, their lines in the legend's order, and that legend."""
-    down = order(experiment, rows, (facet[0] for facet in found), figure.where) if rows else [None]
-    across = order(experiment, figure.columns, (f[1] for f in found), figure.where) if figure.columns else [None]
-    drawn = order(experiment, figure.colour, (v for lines in found.values() for v, _ in lines), figure.where)
+    down = order(experiment, rows, (facet[0] for facet in lines_by_facet), figure.where) if rows else [None]
+    across = (
+        order(experiment, figure.columns, (f[1] for f in lines_by_facet), figure.where) if figure.columns else [None]
+    )
+    drawn = order(experiment, figure.colour, (v for lines in lines_by_facet.values() for v, _ in lines), figure.where)
     panels = []
-    for (row, column), lines in found.items():
+    for (row, column), lines in lines_by_facet.items():
         names = [text.named(experiment, name, at) for name, at in ((rows, row), (figure.columns, column)) if name]
         ordered = tuple(line for _, line in sorted(lines, key=lambda pair: drawn.index(pair[0])))
         panels.append(Panel(", ".join(names) or figure.title, down.index(row), across.index(column), ordered))
@@ -269,18 +277,18 @@ def _styles(experiment: spec.Experiment, column: str, drawn: Sequence[Any]) -> t
     else:
         known = list(drawn)
         palette = colours.ordered(len(known))
-    for at, given in enumerate(known):
-        if given not in drawn:
+    for at, value in enumerate(known):
+        if value not in drawn:
             continue
-        method = experiment.method(given) if column == "method" else None
+        method = experiment.method(value) if column == "method" else None
         colour = (method and method.colour) or palette[at % len(palette)]
         dash = colours.DASHES[at % len(colours.DASHES)]
         if method is not None and method.dashed is not None:
             dash = colours.DASHES[int(method.dashed)]
         styles.append(
             Style(
-                f"{column}={text.value(given)}",
-                text.named(experiment, column, given),
+                f"{column}={text.value(value)}",
+                text.named(experiment, column, value),
                 colours.on_light(colour),
                 colours.on_dark(colour),
                 dash,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...files import atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPEC = "experiment.json"
 
@@ -76,6 +79,11 @@ class Experiment:
     def save(self, folder: Path) -> None:
         with atomic(folder / SPEC) as file:
             file.write((json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def environment(table: pd.DataFrame) -> dict[str, str]:
+    """Where the rows of a table were measured."""
+    return {name: ", ".join(sorted(set(table[name].astype(str)))) for name in ("device", "torch", "closedform")}
 
 
 def load(folder: Path) -> Experiment:

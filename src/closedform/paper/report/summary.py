@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BestSetting:
     """One method at its best setting."""
 
     method: spec.Method
@@ -43,10 +43,10 @@ class Entry:
 @dataclass(frozen=True)
 class Facet:
     names: tuple[str, ...]  # of the columns `by`, such as "adam" and "batch size 32"
-    entries: tuple[Entry, ...]
+    entries: tuple[BestSetting, ...]
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> BestSetting | None:
         return next((entry for entry in self.entries if entry.best), None)
 
     @property
@@ -63,21 +63,23 @@ class Facet:
 def best_settings(table: pd.DataFrame, experiment: spec.Experiment) -> list[Facet]:
     table = panels.where(table, experiment.where)
     by = [column for column in experiment.by if column != "method"]
-    told = panels.configuration(experiment)
-    chosen_by = [column for column in told if column not in (*by, "method")]
+    model_columns = panels.configuration(experiment)
+    chosen_by = [column for column in model_columns if column not in (*by, "method")]
     runs = panels.finished(table, experiment)
     chosen = results.best(runs, [*by, "method"], chosen_by, lower=experiment.lower, failed=experiment.failed)
-    found: dict[tuple, dict[str, Any]] = {}
+    rows_by_facet: dict[tuple, dict[str, Any]] = {}
     for row in panels.each(chosen):
-        found.setdefault(tuple(row[column] for column in by), {})[row["method"]] = row
-    ranks = [panels.order(experiment, c, (key[at] for key in found), experiment.where) for at, c in enumerate(by)]
+        rows_by_facet.setdefault(tuple(row[column] for column in by), {})[row["method"]] = row
+    ranks = [
+        panels.order(experiment, c, (key[at] for key in rows_by_facet), experiment.where) for at, c in enumerate(by)
+    ]
 
     def rank(key: tuple) -> list[int]:
         return [len(known) if text.missing(v) else known.index(v) for known, v in zip(ranks, key)]
 
     facets = []
-    for key in sorted(found, key=rank):
-        rows = found[key]
+    for key in sorted(rows_by_facet, key=rank):
+        rows = rows_by_facet[key]
         finite = [row["final"] for row in rows.values() if math.isfinite(row["final"])]
         least = (min(finite) if experiment.lower else max(finite)) if finite else None
         baseline = rows[experiment.methods[0].key]["final"] if experiment.methods[0].key in rows else math.nan
@@ -85,13 +87,13 @@ def best_settings(table: pd.DataFrame, experiment: spec.Experiment) -> list[Face
             Facet(
                 tuple(text.named(experiment, column, value) for column, value in zip(by, key)),
                 tuple(
-                    Entry(
+                    BestSetting(
                         experiment.method(method),
                         row["final"],
                         row["half_width"],
                         tuple(text.value(row[column]) for column in experiment.settings),
                         int(row["seeds"]),
-                        sum(not math.isfinite(final) for final in results.rows_of(runs, row, told)["final"]),
+                        sum(not math.isfinite(final) for final in results.rows_of(runs, row, model_columns)["final"]),
                         _ratio(row["final"], baseline),
                         row["final"] == least,
                     )
@@ -107,7 +109,7 @@ def _ratio(final: float, baseline: float) -> float | None:
 
 
 def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
-    """Who has the lowest error where, and whether the seeds bear it out."""
+    """Which method has the lowest error in which case, and whether the intervals over the seeds overlap."""
     won: dict[str, list[Facet]] = {}
     for facet in facets:
         if facet.best is not None:
@@ -116,20 +118,19 @@ def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
         return "Every model diverged."
     ranked = sorted(won.items(), key=lambda pair: -len(pair[1]))
     parts = [_part(label, places, len(facets)) for label, places in ranked]
-    said = f"{'Lowest' if experiment.lower else 'Highest'} {experiment.label}: {'; '.join(parts)}."
+    words = f"{'Lowest' if experiment.lower else 'Highest'} {experiment.label}: {'; '.join(parts)}."
     lost = sum(facet.best is None for facet in facets)
     if lost:
-        said += f" In {lost} of {len(facets)} cases every model diverged."
+        words += f" In {lost} of {len(facets)} cases every model diverged."
     if all(entry.seeds == 1 for facet in facets for entry in facet.entries):
-        return f"{said} One seed each, so there are no intervals."
+        return f"{words} One seed each, so there are no intervals."
     contested = [facet for facet in facets if sum(not entry.diverged for entry in facet.entries) > 1]
     clear = sum(facet.clear for facet in contested)
     if len(contested) == 1:
-        said += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
+        words += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
     elif contested:
-        many = "no case" if clear == 0 else "one case" if clear == 1 else f"{clear} cases"
-        said += f" In {many} of {len(contested)} the best one's 95 % interval is clear of all others."
-    return said
+        words += f" The 95 % interval of the best overlaps no other in {clear or 'none'} of {len(contested)} cases."
+    return words
 
 
 def _part(label: str, places: Sequence[Facet], count: int) -> str:
@@ -145,5 +146,5 @@ def _part(label: str, places: Sequence[Facet], count: int) -> str:
     groups: dict[str, list[str]] = {}
     for place in places:
         groups.setdefault(", ".join(place.names[:-1]), []).append(place.names[-1])
-    told = "; ".join(f"{first}: {', '.join(last)}" if first else ", ".join(last) for first, last in groups.items())
-    return f"{label} in {len(places)} of {count} cases ({told})"
+    listed = "; ".join(f"{first}: {', '.join(last)}" if first else ", ".join(last) for first, last in groups.items())
+    return f"{label} in {len(places)} of {count} cases ({listed})"

@@ -20,32 +20,32 @@ def missing(value: object) -> bool:
     return value is None or value != value  # NaN, also pandas's, is not itself
 
 
-def value(given: Any) -> str:
+def value(cell: Any) -> str:
     """
     >>> value(32.0), value(1e-3), value("sgd"), value(float("nan")), value(True)
     ('32', '0.001', 'sgd', '\\u2013', 'yes')
     """
-    if missing(given):
+    if missing(cell):
         return MISSING
-    if isinstance(given, str):
-        return given
-    if given in (True, False) and type(given).__name__.startswith("bool"):
-        return "yes" if given else "no"
+    if isinstance(cell, str):
+        return cell
+    if cell in (True, False) and type(cell).__name__.startswith("bool"):
+        return "yes" if cell else "no"
     try:
-        number_ = float(given)
+        number_ = float(cell)
     except (TypeError, ValueError):
-        return str(given)
+        return str(cell)
     return str(int(number_)) if number_.is_integer() and abs(number_) < 1e7 else f"{number_:.4g}"
 
 
-def number(given: float) -> str:
+def number(x: float) -> str:
     """
     >>> number(0.0123456), number(123456.0), number(2.5e7), number(0.0), number(float("inf"))
     ('0.01235', '123456', '2.5e+07', '0', 'diverged')
     """
-    if not math.isfinite(given):
+    if not math.isfinite(x):
         return "diverged"
-    return f"{given:.0f}" if 1e4 <= abs(given) < 1e6 else f"{given:.4g}"
+    return f"{x:.0f}" if 1e4 <= abs(x) < 1e6 else f"{x:.4g}"
 
 
 def interval(mean: float, half_width: float | None) -> str:
@@ -64,11 +64,11 @@ def interval(mean: float, half_width: float | None) -> str:
     return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
 
 
-def named(experiment: Experiment, column: str, given: Any) -> str:
+def named(experiment: Experiment, column: str, cell: Any) -> str:
     """A value with the name of its column, such as "batch size 32"; a word, such as "adam", speaks for itself."""
     if column == "method":
-        return experiment.method(given).label
-    return given if isinstance(given, str) else f"{name(experiment, column)} {value(given)}"
+        return experiment.method(cell).label
+    return cell if isinstance(cell, str) else f"{name(experiment, column)} {value(cell)}"
 
 
 def setting(experiment: Experiment, columns: Sequence[str], row: Any) -> str:

@@ -101,7 +101,7 @@ def run(
     `progress(done, total, config)` is called as each configuration ends; `done` counts those of earlier runs too.
 
     A configuration whose function raises does not stop the others. Its traceback is written to `<hash>.error.txt`, and at
-    the end a `SweepError` tells of it; the next run tries it again. After Ctrl-C what is finished stays.
+    the end a `SweepError` names it; the next run tries it again. After Ctrl-C what is finished stays.
     """
     require("a sweep", "experiments", "pandas", "pyarrow")
     if jobs < 1:
@@ -162,20 +162,20 @@ def configurations(folder: str | Path, *, version: str = "") -> list[dict[str, V
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = []
+    configs = []
     for path in sorted(Path(folder).glob("*.parquet")):
         try:
-            told = (pq.read_schema(path).metadata or {}).get(_CONFIG)
+            stored = (pq.read_schema(path).metadata or {}).get(_CONFIG)
         except (OSError, pa.ArrowException):
             continue
-        if told is not None:
-            written, config = json.loads(told)
-            found += [config] if written == version else []
-    return found
+        if stored is not None:
+            written, config = json.loads(stored)
+            configs += [config] if written == version else []
+    return configs
 
 
 def _canonical(config: Config, version: str) -> str:
-    """One text for one configuration. JSON writes floats by `repr`, which is exact, and tells 1, 1.0 and true apart."""
+    """One text for one configuration. JSON writes floats by `repr`, which is exact, and 1, 1.0 and true differ in it."""
     for name, value in config.items():
         plain = value is None or isinstance(value, (str, int, float))
         if not isinstance(name, str) or not plain or (isinstance(value, float) and not math.isfinite(value)):
@@ -271,11 +271,12 @@ def _here(function: Function, configs: dict[str, dict[str, Value]], folder: Path
             yield result
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a worker process was killed, perhaps for want of memory; what is finished is saved, run again to go on"
+            "a worker process was killed, perhaps for lack of memory; finished runs are saved, and another run continues "
+            "with the rest"
         ) from error
     finally:
-        with warnings.catch_warnings():  # joblib's advice, when we stop early, to compute less
-            warnings.filterwarnings("ignore", message=".*tasks", category=UserWarning)
+        with warnings.catch_warnings():  # joblib warns of tasks that are dropped, which is what stopping early means
+            warnings.simplefilter("ignore", UserWarning)
             results.close()
 
 
@@ -294,14 +295,14 @@ def _on_dask(
         }
         try:
             for future, result in as_completed(futures, loop=client.loop, with_results=True, raise_errors=False):
-                # told by the result, for the future's status changes again when the worker that has the result dies
+                # the result decides: the future's status changes again when the worker that has the result dies
                 if isinstance(result, tuple) and not isinstance(result, Attempt):
                     kind, exception, _ = result  # Dask's own: the task killed its workers, or they cannot import it
                     result = Attempt(error=f"{kind.__name__}: {exception}")
                 if not isinstance(result, Attempt):
                     raise RuntimeError(
                         f"the Dask scheduler at {address} is gone ({result!r}); "
-                        "what is finished is saved, run again to go on"
+                        "finished runs are saved, and another run continues with the rest"
                     )
                 if result.content is not None:
                     _write(folder, futures[future], result.content)
