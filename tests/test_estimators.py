@@ -28,9 +28,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
+from closedform.arrays import moments
+from closedform.estimator_files import described
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
-from closedform.tabular.files import described
-from closedform.tabular.prepare import folds, merged, moments
+from closedform.tabular.prepare import folds, merged
 
 FAST = {"max_iter": 15, "random_state": 0}
 

@@ -8,8 +8,8 @@ from ..extras import require
 
 require("closedform.tabular", "sklearn", "sklearn")
 
+from ..estimator_files import load  # noqa: E402
 from .classifier import ClosedFormClassifier  # noqa: E402
-from .files import load  # noqa: E402
 from .regressor import ClosedFormRegressor  # noqa: E402
 
 __all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "load"]
