@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
+from closedform import archive
 from closedform.arrays import moments
 from closedform.estimator_files import described
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
@@ -400,7 +401,6 @@ def _torch_saved(value):
 
 
 def test_a_damaged_or_foreign_file_is_named(tmp_path):
-    from safetensors.torch import save_file
 
     X, y = table(60)
     path = ClosedFormRegressor(max_iter=2).fit(X, y).save(tmp_path / "model.safetensors")
@@ -409,9 +409,9 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
         load(path)
     save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="holds tensors, but no closedform estimator"):
+    with pytest.raises(ValueError, match="holds tensors, but nothing that closedform wrote"):
         load(path)
-    save_file({"a": torch.zeros(2)}, path, metadata={"closedform": json.dumps({"format": 99})})
+    archive.write(path, {"format": 99}, {"a": torch.zeros(2)})
     with pytest.raises(ValueError, match="format 99"):
         load(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -558,6 +558,9 @@ def test_tensors_of_bfloat16():
     )
 
 
+_WIDE = {"hidden_layer_sizes": [1, 400], "members": 2, "rule": "kalman"}  # few weights, and a matrix of 401 x 401
+
+
 def _hostile(name, change):
     return pytest.param(change, id=name)
 
@@ -573,6 +576,16 @@ def _hostile(name, change):
         _hostile("layers larger than memory", lambda h, t: h["parameters"].update(hidden_layer_sizes=[200_000] * 2)),
         _hostile("rows", lambda h, t: h.update(rows=-5)),
         _hostile("rows as text", lambda h, t: h.update(rows="x")),
+        _hostile("more rows than there are", lambda h, t: h.update(rows=2**52)),
+        _hostile("a layer of bytes", lambda h, t: t.update(coef_=torch.zeros(2, 48, dtype=torch.int8))),
+        _hostile("a layer of NaN", lambda h, t: t.update(coef_=torch.full((2, 48), float("nan")).double())),
+        _hostile("an empty layer", lambda h, t: t.update(coef_=torch.zeros(0).double())),
+        _hostile("classes of a huge type", lambda h, t: h["classes"].update(dtype="<U50000000", values=["a", "b"])),
+        _hostile("a wide layer for a matrix", lambda h, t: h["parameters"].update(_WIDE)),
+        _hostile("a seed of text", lambda h, t: h["parameters"].update(random_state="x")),
+        _hostile("a rule of lists", lambda h, t: h["parameters"].update(rule={"rule": "Proximal", "lam": [1]})),
+        _hostile("a memory of NaN", lambda h, t: t.update({"engine.noise": t["engine.noise"] * float("nan")})),
+        _hostile("held-out errors of integers", lambda h, t: t.update(missed=t["missed"].int())),
         _hostile("classes", lambda h, t: h["classes"].update(values=[True])),
         _hostile("the type of classes", lambda h, t: h["classes"].update(dtype="zzz")),
         _hostile("no classes", lambda h, t: h.pop("classes") and None),
@@ -592,8 +605,8 @@ def _hostile(name, change):
 def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):
     head, tensors = _small()
     found = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
-    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(head if found is None else found)})
-    with pytest.raises(ValueError, match="x.st holds no closedform estimator"):
+    archive.write(tmp_path / "x.st", head if found is None else found, tensors)
+    with pytest.raises(ValueError, match=r"x\.st (holds no closedform estimator|has a header of list)"):
         load(tmp_path / "x.st")
 
 
@@ -601,7 +614,7 @@ def test_a_model_of_a_gpu_is_loaded_without_one(tmp_path):
     head, tensors = _small()
     body = json.loads(head)
     body["parameters"]["device"] = "cuda"
-    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(body)})
+    archive.write(tmp_path / "x.st", body, tensors)
     assert load(tmp_path / "x.st").device == ("cuda" if torch.cuda.is_available() else "auto")
 
 

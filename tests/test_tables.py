@@ -16,12 +16,12 @@ pytest.importorskip("safetensors")
 pytest.importorskip("typer")
 
 import pandas as pd
-from safetensors import safe_open
 from typer.testing import CliRunner
 
+from closedform import archive
 from closedform.estimators import load
 from closedform.paper.commands import application
-from closedform.tabular import charts, folder, preparing, reading, training
+from closedform.tabular import charts, folder, preparing, publishing, reading, training
 
 RUN = [sys.executable, "-c", "from closedform.cli import main; main()"]
 
@@ -404,11 +404,11 @@ def test_stopped_while_a_folder_is_replaced_nothing_is_lost(tmp_path):
     (partial / "replaced").mkdir(parents=True)
     for name in ("model.json", "diary.txt"):
         (partial / "replaced" / name).write_text(name)
-    folder.recover(partial, out)  # before the new one had its name
+    publishing.recover(partial, out)  # before the new one had its name
     assert {p.name for p in out.iterdir()} == {"model.json", "diary.txt"}
     out.rename(partial / "replaced")
     out.mkdir()
-    folder.recover(partial, out)  # after it
+    publishing.recover(partial, out)  # after it
     assert {p.name for p in out.iterdir()} == {"diary.txt"}
     assert not any(partial.iterdir())
 
@@ -521,8 +521,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
     assert 3 <= reached < 30
     assert not (tmp_path / "killed" / "homes-model").exists()
 
-    with safe_open(checkpoint, "pt") as file:
-        spent = json.loads(file.metadata()["training"])["seconds"]
+    spent = archive.read(checkpoint)[0]["seconds"]
     seen = []
     outcome = training.train(
         tmp_path / "killed" / "homes.csv", "price", tmp_path / "killed" / "homes-model", max_iter=30,
@@ -541,11 +540,10 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
 def epoch(checkpoint):
     if not checkpoint.is_file():
         return 0
-    with safe_open(checkpoint, "pt") as file:
-        return json.loads(file.metadata()["training"])["record"]["epoch"]
+    return archive.read(checkpoint)[0]["record"]["epoch"]
 
 
-def test_a_checkpoint_of_other_data_is_not_gone_on_from(tmp_path):
+def test_a_checkpoint_of_other_data_is_not_continued(tmp_path):
     path = tmp_path / "homes.csv"
     homes(100).to_csv(path, index=False)
 

@@ -27,7 +27,9 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Pat
     from safetensors.torch import save
 
     text = json.dumps(header)
-    plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     data = save(plain, metadata={HEADER: text, CHECKSUM: checksum(text, plain)})
     with atomic(Path(path)) as file:
         file.write(data)
@@ -66,5 +68,5 @@ def checksum(text: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode("utf-8", "surrogatepass"))
-        digest.update(tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data)
     return digest.hexdigest()

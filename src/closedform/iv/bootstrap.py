@@ -128,10 +128,11 @@ def replicate(estimator: DFIVRegressor, rows: Observations, k: int, path: Path) 
         drawn = rng.integers(len(rows.X), size=len(rows.X))
         refit: Any = clone(estimator)
         refit.set_params(random_state=int(rng.integers(2**31 - 1)), verbose=False)
+        X, y, Z, controls = (None if part is None else part[drawn] for part in rows)
         try:
             attributes = fitting.attributes(
                 refit,
-                checked(*(None if part is None else part[drawn] for part in rows)),
+                checked(X, y, Z, controls),
                 names=estimator._names,
                 columns=estimator._columns,
                 groups=drawn,

@@ -31,7 +31,8 @@ class ProxySummary:
     @staticmethod
     def of(plain: dict[str, Any]) -> ProxySummary:
         """The inverse of `dataclasses.asdict`, also after JSON."""
-        return ProxySummary(**plain | {"bridge": Summary.of(plain["bridge"])})
+        fields: dict[str, Any] = {**plain, "bridge": Summary.of(plain["bridge"])}
+        return ProxySummary(**fields)
 
     @property
     def warnings(self) -> list[str]:

@@ -49,7 +49,7 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
     from .regressor import ClosedFormRegressor
 
     kind = ClosedFormRegressor if header["class"] == "ClosedFormRegressor" else ClosedFormClassifier
-    estimator = kind(**rebuilt_parameters(header["parameters"], backbone))
+    estimator: Any = kind(**rebuilt_parameters(header["parameters"], backbone))
     estimator._check_parameters()
     files_check.everything(estimator, header, tensors)
     for name in ATTRIBUTES:
