@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from closedform.estimators import DFIVRegressor, load
 from closedform.iv import effects, linear, members
 
-from .test_dfiv_diagnostics import SMALL, design
+from .iv_cases import SMALL, design
 
 # ---- scikit-learn --------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from torch import nn
 import closedform as cf
 from closedform.diagnosis import text
 
+from .diagnosis_cases import healthy, whole
 from .helpers import features, head
-from .test_diagnose import healthy, whole
 
 
 def said(diagnosis, words):
