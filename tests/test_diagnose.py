@@ -138,7 +138,9 @@ def test_solves_are_judged_on_the_other_data(rule):
     assert len(found.gains) == 10
     assert found.held_out
     assert found.solve_share == pytest.approx(float(found.gains.mean()))
-    assert f"of that on the other data (10 tried: median {float(found.gains.median()) * 100:.3g} %" in str(found)
+    assert f"of a full solve's gain on unseen data (10 tried: median {float(found.gains.median()) * 100:.3g} %" in str(
+        found
+    )
 
 
 def test_what_a_solve_closes_in_each_direction():
