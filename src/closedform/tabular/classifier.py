@@ -137,5 +137,6 @@ def _temperature(outputs: Tensor, labels: Tensor, weights: Tensor) -> float:
     low, high, ratio = math.log(0.01), math.log(10.0), (math.sqrt(5) - 1) / 2
     for _ in range(30):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, b) if loss(math.exp(a)) < loss(math.exp(b)) else (a, high)
+        # where both are zero, as for rows that are all right, the lower temperature
+        low, high = (low, b) if loss(math.exp(a)) <= loss(math.exp(b)) else (a, high)
     return math.exp((low + high) / 2)
