@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import closedform as cf
+from closedform.solver import route
 
 from .helpers import relative
 
@@ -144,7 +145,7 @@ def test_a_head_shared_over_space_may_add_up_in_any_pieces(points, rule, monkeyp
     phi, y = (torch.randn(4, points, size, dtype=torch.float64) for size in (6, 2))
     found = []
     for chunk in (1, 7, 4 * points - 1, 10**6):
-        monkeypatch.setattr(cf.statistics, "CHUNK", chunk)
+        monkeypatch.setattr(route, "CHUNK", chunk)
         head = cf.ClosedFormLinear(6, 2, rule=rule, dtype=torch.float64)
         head.solve(phi, y)
         head.solve(phi.flip(0), y)

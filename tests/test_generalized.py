@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import closedform as cf
-from closedform.solver import class_systems, linalg, reference
+from closedform.solver import class_systems, reference, route
 
 from .cases import shapes
 from .helpers import backbone, columns, features, head, matrix, relative
@@ -172,7 +172,7 @@ def test_the_iteration_without_a_look_at_values_is_the_direct_solve(n, d, o, bia
     phi, labels = labelled(n, d, 5)
     layers = [head(d, 5, cf.Proximal(0.3), bias=bias, loss=cf.GeneralizedSquared(k, 2.5)) for _ in range(2)]
     layers[0].solve(phi, labels)
-    monkeypatch.setattr(linalg, "may_branch", lambda tensor: False)
+    monkeypatch.setattr(route, "may_branch", lambda tensor: False)
     monkeypatch.setattr(class_systems, "_DENSE", 5 if dense else 4)
     layers[1].solve(phi, labels)
     assert int(layers[1].step) == 1

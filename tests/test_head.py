@@ -480,7 +480,7 @@ def test_an_unfrozen_head_is_refused():
 
 
 @pytest.mark.parametrize(
-    "lam", [cf.lambdas.linear(1.0, 2.0, 3), cf.lambdas.cosine(1.0, 2.0, 3), cf.lambdas.constant(1.0)]
+    "lam", [cf.lambdas.linear(1.0, 2.0, 3), cf.lambdas.cosine(1.0, 2.0, 3)]
 )
 def test_heads_with_schedules_pickle(lam):
     import pickle

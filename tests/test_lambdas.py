@@ -14,7 +14,6 @@ from .helpers import columns, head, matrix, problem, relative
 @pytest.mark.parametrize(
     ("schedule", "values"),
     [
-        (lambdas.constant(3.0), [3.0, 3.0, 3.0, 3.0]),
         (lambdas.linear(4.0, 1.0, 3), [4.0, 3.0, 2.0, 1.0, 1.0]),
         (lambdas.cosine(4.0, 2.0, 2), [4.0, 3.0, 2.0, 2.0]),
         (lambdas.inverse_time(2.0, 0.5), [2.0, 3.0, 4.0, 5.0]),

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import closedform as cf
 from closedform import training
 from closedform.solver import class_systems, reference, rules
-from closedform.solver.statistics import Batch
+from closedform.solver.systems import Batch
 
 from .cases import shapes
 from .helpers import backbone, columns, head, matrix, problem, relative
@@ -336,7 +336,7 @@ def test_moments_are_taken_in_pieces(make, monkeypatch):
     phi, y = data(loss, 50, 5, 3)
     whole, pieces = head(5, 3, cf.Proximal(0.5), loss=loss), head(5, 3, cf.Proximal(0.5), loss=loss)
     whole.solve(phi, y)
-    monkeypatch.setattr("closedform.solver.statistics.CHUNK", 7)
+    monkeypatch.setattr("closedform.solver.route.CHUNK", 7)
     pieces.solve(phi, y)
     assert relative(matrix(pieces), matrix(whole)) < 1e-11
 
@@ -459,8 +459,8 @@ def test_where_no_look_is_allowed_bad_targets_are_rejected_and_counted(name, mon
     loss, y, _ = CASES[name]
     layer = head(6, 3, cf.Proximal(0.5), loss=loss)
     before = matrix(layer)
-    for module in ("losses", "linalg"):
-        monkeypatch.setattr(f"closedform.{module}.may_branch", lambda tensor: False)
+    for module in ("losses", "route"):
+        monkeypatch.setattr(f"closedform.solver.{module}.may_branch", lambda tensor: False)
     layer.solve(problem(4, 6, 3)[0], y)
     assert int(layer.rejected) == 1
     assert torch.equal(matrix(layer), before)

@@ -5,6 +5,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import linalg, reference
+from closedform.solver.systems import Rows
 
 from .cases import conditions, lams, shapes
 from .helpers import columns, features, head, matrix, problem, relative
@@ -70,7 +71,7 @@ def test_ema_averages_ridge_solutions(n, d, o, bias):
 @pytest.mark.parametrize("lam", [1e-3, 1.0, 1e3])
 def test_primal_is_dual(n, d, o, bias, lam):
     X, E = problem(n, d, o)
-    rows = linalg.Rows(X, E)
+    rows = Rows(X, E)
     by_rows, by_moments = linalg.ridge(rows, lam), linalg.ridge(rows.moments(), lam)
     assert relative(by_rows.update, by_moments.update) < 1e-9
 
@@ -160,7 +161,7 @@ def test_moments_are_taken_in_pieces(monkeypatch):
     weight = torch.rand(50, dtype=torch.float64) + 0.5
     whole, pieces = head(5, 2, cf.Proximal(0.5)), head(5, 2, cf.Proximal(0.5))
     whole.solve(phi, y, weight)
-    monkeypatch.setattr("closedform.solver.statistics.CHUNK", 7)
+    monkeypatch.setattr("closedform.solver.route.CHUNK", 7)
     pieces.solve(phi, y, weight)
     assert relative(matrix(pieces), matrix(whole)) < 1e-12
 
@@ -190,5 +191,5 @@ def test_strips_are_the_lower_triangle_of_the_gram_matrix(n, d):
 def test_solve_is_differentiable_in_the_targets(n, lam):
     X, E = problem(n, 4, 2)
     E.requires_grad_()
-    assert torch.autograd.gradcheck(lambda E: linalg.ridge(linalg.Rows(X, E), lam).update, E)
-    assert torch.autograd.gradcheck(lambda E: linalg.ridge(linalg.Rows(X, E).moments(), lam).update, E)
+    assert torch.autograd.gradcheck(lambda E: linalg.ridge(Rows(X, E), lam).update, E)
+    assert torch.autograd.gradcheck(lambda E: linalg.ridge(Rows(X, E).moments(), lam).update, E)

@@ -11,7 +11,6 @@ solve succeeded and everything is finite; otherwise the head stays as it was and
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import distributed
-from .solver import linalg
+from .solver import guard, route
 from .solver.losses import Loss, Squared
 from .solver.rules import Kalman, Proximal, Rule, Source
-from .solver.statistics import CHUNK, Batch, Statistics, check_batch, extend
+from .solver.statistics import Statistics
+from .solver.systems import Batch, check_batch, extend
 from .state import CastLinear, StoredLinear
 
 
@@ -127,7 +127,9 @@ class ClosedFormLinear(StoredLinear):
             return
         weight = None if sample_weight is None else sample_weight.clone()
         self._waiting.append(Batch(phi.clone(), y.clone(), weight, self.bias is not None, self.loss))
-        if self._collapsed is not None or (self.loss.moments and self._rows_waiting() > self.features):
+        if self._collapsed is not None or (
+            self.loss.moments and not route.by_rows(self._rows_waiting(), self.features)
+        ):
             self._collapse()
 
     def discard(self) -> None:
@@ -149,7 +151,7 @@ class ClosedFormLinear(StoredLinear):
             except ValueError:
                 self.discard()  # on every rank alike
                 raise
-            if self.loss.moments and sum(sizes) > self.features:
+            if self.loss.moments and not route.by_rows(sum(sizes), self.features):
                 self._collapse()
         elif error is not None:
             raise ValueError(error)
@@ -226,50 +228,8 @@ class ClosedFormLinear(StoredLinear):
 
     def _take(self, source: Source) -> None:
         """Apply the rule's update where it succeeded and is finite, without a look at the values from the host."""
-        if isinstance(source, Batch) and self._take_small(source):
-            return
-        memory = self._memory()
-        stored = self._storage()
-        new = self.rule.update(stored.to(linalg.solve_dtype(stored.device)), source, memory, self.step)
-        kernels = None if new.memory else self._kernels()
-        if kernels is not None:
-            kernels.accept_(self._layer(kernels), new.W, new.ok)
-            return
-        W = new.W.to(stored.dtype)
-        total = W.to(self.weight.dtype).sum(dtype=new.W.dtype)
-        for tensor in new.memory.values():
-            total = total + tensor.sum()
-        ok = new.ok & (total - total == 0)  # not finite minus itself is NaN
-        self._write_(torch.where(ok, W, stored))
-        for name, tensor in new.memory.items():
-            memory[name].copy_(torch.where(ok, tensor, memory[name]))
-        self.step.add_(ok)
-        self.attempts.add_(1)
-
-    def _kernels(self) -> ModuleType | None:
-        """The kernels for CUDA, where they can write this layer. Imported late, since Triton takes its time."""
-        if self.weight.device.type != "cuda" or torch.compiler.is_compiling():
-            return None
-        from .solver import cuda
-
-        return cuda if cuda.usable(self.weight, self.bias) else None
-
-    def _layer(self, kernels: ModuleType) -> Any:
-        return kernels.Layer(self.weight, self.bias, self.step, self.attempts)
-
-    def _take_small(self, batch: Batch) -> bool:
-        """The same by the kernels for one lambda and few rows or few features, where they apply."""
-        kernels = self._kernels()
-        if kernels is None or batch.weight is not None or batch.sizes is not None:
-            return False
-        n, d = batch.phi.shape
-        if not (n <= min(kernels.LARGEST, d) or d < n <= CHUNK):
-            return False
-        small = self.rule.small(n, self._memory(), self.step) if isinstance(self.loss, Squared) else None
-        if small is None:
-            return False
-        kernels.solve_(self._layer(kernels), batch.phi, batch.y, small.lam, small.ratio, small.from_zero)
-        return True
+        layer = guard.Layer(self.weight, self.bias, self.step, self.attempts)
+        guard.solve_(layer, self.rule, source, self._memory(), self._storage, self._write_)
 
     # ---- Predicting ------------------------------------------------------------------------------
 
@@ -301,7 +261,7 @@ class ClosedFormLinear(StoredLinear):
             raise ValueError(f"variance is that of the squared loss's targets; this head has {self.loss}")
         if phi.shape[-1] != self.in_features:
             raise ValueError(f"phi must have {self.in_features} features in its last dimension, got {tuple(phi.shape)}")
-        if linalg.may_branch(self.step) and int(self.step) == 0:
+        if route.may_branch(self.step) and int(self.step) == 0:
             raise ValueError("variance needs at least one solve: the noise level is estimated from the batches")
         with torch.autocast(phi.device.type, enabled=False):
             X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
@@ -326,7 +286,7 @@ class ClosedFormLinear(StoredLinear):
 
 
 def _ones(phi: Tensor) -> Tensor:
-    return torch.ones(phi.shape[0], dtype=linalg.solve_dtype(phi.device), device=phi.device)
+    return torch.ones(phi.shape[0], dtype=route.precision(phi.device), device=phi.device)
 
 
 def _in_backward() -> bool:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from . import distributed
 from .features import features_of
-from .solver import class_systems, lambdas, linalg, rules
-from .solver.linalg import ClassRows
-from .solver.statistics import Batch, Statistics, check_batch
+from .solver import class_systems, lambdas, linalg, route, rules
+from .solver.linalg import Solution
+from .solver.statistics import Statistics
+from .solver.systems import Batch, ClassRows, check_batch
 
 if TYPE_CHECKING:
     from .head import ClosedFormLinear
@@ -76,8 +77,10 @@ def refit_(
     if isinstance(system, ClassRows):
         W = class_systems.ridge(system, value).update
     else:
-        start = head._storage().to(linalg.solve_dtype(device))
-        W = rules.majorise(batch, None, system, linalg.factor(system, value).solve, start, inner_steps)
+        start = head._storage().to(route.precision(device))
+        factor = linalg.factor(system, value)
+        solution = Solution(start, torch.ones((), dtype=torch.bool, device=device))
+        W = rules.majorise(batch, None, system, factor, solution, inner_steps).update
     head.set_weights_(W)
     return head
 
@@ -86,7 +89,7 @@ def _joined(parts: list[tuple[Tensor, Tensor, Tensor | None]], head: ClosedFormL
     if not parts:  # another process has samples
         phi = head.weight.new_zeros(0, head.in_features)
         parts = [(phi, head.weight.new_zeros(0, head.out_features), None)]
-    ones = lambda phi: torch.ones(phi.shape[0], dtype=linalg.solve_dtype(phi.device), device=phi.device)  # noqa: E731
+    ones = lambda phi: torch.ones(phi.shape[0], dtype=route.precision(phi.device), device=phi.device)  # noqa: E731
     weight = torch.cat([ones(phi) if w is None else w for phi, _, w in parts]) if weighted else None
     phi, y = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     return Batch(phi, y, weight, head.bias is not None, head.loss)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .solver import linalg
+from .solver import route
 from .solver.rules import Rule
 
 _PREFIX = "memory_"  # of the buffers that hold the rule's memory
@@ -148,9 +148,7 @@ class StoredLinear(nn.Linear):
         device = self.weight.device
         for name, tensor in memory.items():
             moved = fn(tensor)
-            self._buffers[name] = (
-                moved if moved.dtype == tensor.dtype else tensor.to(device, linalg.solve_dtype(device))
-            )
+            self._buffers[name] = moved if moved.dtype == tensor.dtype else tensor.to(device, route.precision(device))
         with torch.no_grad():
             if self.weight.dtype in _LOW:
                 source = self._storage() if before.is_meta else before

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from ..features import features_of
 from ..head import ClosedFormLinear
 from ..solver import lambdas
-from ..solver.linalg import Rows
 from ..solver.rules import Ema, Kalman, Proximal, Ridge, Rule
+from ..solver.systems import Rows
 from ..theory.one_step import bound, variation
 from . import measures, plot, text
 

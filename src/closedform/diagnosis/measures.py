@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..head import ClosedFormLinear
-from ..solver import linalg
+from ..solver import guard, route
 from ..solver.losses import Squared
-from ..solver.statistics import Batch, Statistics, check_batch, extend
+from ..solver.statistics import Statistics
+from ..solver.systems import Batch, check_batch, extend
 
 SOLVES = 64  # that are tried, on the first batches of a loader
 
@@ -59,7 +60,7 @@ class Sums:
         self.means: tuple[Tensor, Tensor] | None = None
 
     def add(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        dtype = linalg.solve_dtype(phi.device)
+        dtype = route.precision(phi.device)
         if self.rows == 0 and self.head.bias is not None:
             self.means = phi.to(dtype).mean(0), y.to(dtype).mean(0)
         mu, nu = self.means or (0.0, 0.0)
@@ -106,7 +107,7 @@ class Trials:
         if self.size is None:
             self.done.append(_try(self.head, phi, y, weight))
             return
-        ones = torch.ones(len(phi), dtype=linalg.solve_dtype(phi.device), device=phi.device)
+        ones = torch.ones(len(phi), dtype=route.precision(phi.device), device=phi.device)
         weight = ones if weight is None else weight
         self.waiting.append((phi, y, weight))
         while sum(len(part[0]) for part in self.waiting) >= self.size and len(self.done) < SOLVES:
@@ -122,7 +123,7 @@ def _try(head: ClosedFormLinear, phi: Tensor, y: Tensor, weight: Tensor | None) 
     batch = Batch(phi, y, weight, head.bias is not None, head.loss)
     step = head.rule.update(head._storage().to(W.dtype), batch, head._memory(), head.step)
     new = step.W.to(head.weight.dtype).to(W.dtype)
-    dW = torch.where(step.ok & torch.isfinite(new).all(), new - W, torch.zeros_like(W))
+    dW = torch.where(guard.accepted(step.ok, new, step.memory, new.dtype), new - W, torch.zeros_like(W))
     X = extend(phi, head.bias is not None)[:, : head.features]
     E = y.to(X.dtype) - X @ W.T
     taken = (E.square() - (E - X @ dW.T).square()).sum(1)
@@ -153,7 +154,7 @@ class Measured:
 
 def _matrix(head: nn.Linear) -> Tensor:
     W = head.weight if head.bias is None else torch.cat([head.weight, head.bias[:, None]], 1)
-    return W.detach().to(linalg.solve_dtype(W.device))
+    return W.detach().to(route.precision(W.device))
 
 
 def by_moments(sums: Sums, trials: list[Trial]) -> Measured:

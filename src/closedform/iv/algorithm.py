@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..solver.rules import Kalman, Memory, Proximal, Ridge, Rule
-from ..solver.statistics import Batch
+from ..solver.systems import Batch
 
 First = tuple[Tensor, Tensor]  # x, z
 Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o

@@ -24,8 +24,9 @@ import math
 import torch
 from torch import Tensor
 
-from . import linalg
-from .linalg import ClassRows, Solution, System
+from . import linalg, route
+from .linalg import Solution
+from .systems import ClassRows, System
 
 TOLERANCE = 1e-13  # of the Chebyshev iteration
 _MOST = 1600  # iterations: k = 1e4
@@ -36,14 +37,15 @@ def ridge(rows: ClassRows, lam: float | Tensor) -> Solution:
     """Minimise `sum_ic Z_ic (E - X dW^T)_ic^2 + lam |dW|^2`; `lam = 0.0` gives the limit for lam to zero."""
     if isinstance(lam, Tensor) and lam.ndim == 1:
         scale = lam.rsqrt()
-        rows = linalg.scaled(rows, scale)  # pyright: ignore[reportAssignmentType]
-        solution = ridge(rows, 1.0)
+        in_other_units = rows.scaled(scale)
+        assert isinstance(in_other_units, ClassRows)
+        solution = ridge(in_other_units, 1.0)
         return Solution(solution.update * scale, solution.ok)
     if isinstance(lam, (int, float)) and lam == 0:
         return _svd(rows, 0.0)
-    few = rows.X.shape[0] <= rows.X.shape[1]
+    few = route.by_rows(*rows.X.shape)
     K = linalg.gram_lower(rows.wide) if few else rows.gram()
-    if linalg.may_branch(K) and linalg.ill_conditioned(K, lam):
+    if route.may_branch(K) and bool(route.ill_conditioned(K.diagonal(), lam)):
         return _svd(rows, lam)
     L, ok = linalg.factor_shifted_(K, lam)
     solution = Solution(_dual(rows, lam, L) if few else factored(rows, L), ok)
@@ -86,7 +88,7 @@ def per_class(S: Tensor, B: Tensor, label: Tensor, delta: float) -> Tensor:
     """`(I + delta S_c^T S_c)^-1 b_c` for every column `b_c` of `B (m, o)`, with S_c the rows of `S (n, m)` of class c."""
     if delta == 0:
         return B
-    if linalg.may_branch(S):
+    if route.may_branch(S):
         return _direct(S, B, label, delta)
     return _iterated(S, B, label, delta)
 

@@ -1,13 +1,14 @@
 """What a solve does besides products and factorisations, on a CUDA device in a few launches instead of dozens.
 
 The time of a solve of few rows or few features is the time it takes to launch it. These Triton kernels (Triton comes with
-torch's CUDA builds) do what `linalg.ridge` and `ClosedFormLinear._take` do together for one lambda, in the same float64::
+torch's CUDA builds) do what `linalg.ridge` and `guard.accept_` do together for one lambda, in the same float64::
 
-    n <= 32        torch: [phi; W] phi^T      eliminate (system, residual and solution), write
-    n <= 128       torch: [phi; W] phi^T      assemble, Cholesky (torch), invert, substitute, write
+    n <= 32        torch: [phi; W] phi^T      eliminate (system, residual and solution), round, commit
+    n <= 128       torch: [phi; W] phi^T      assemble, Cholesky (torch), invert, substitute, round, commit
     n > d          extend ([phi, 1, y; W, b]), products (torch), shift, Cholesky and substitution (torch), accept
 
-Every other solve uses `accept_` alone: the guard, the layer and the counters in one launch.
+Every other solve uses `accept_` alone: the layer and the counters in one launch. The guard is all or nothing here as
+everywhere: no number of the layer is written before it is known that all of them are finite as they will be stored.
 """
 
 # Triton is a language of its own inside Python, which a type checker does not know, and is only there in CUDA builds:
@@ -16,12 +17,13 @@ Every other solve uses `accept_` alone: the guard, the layer and the counters in
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import linalg
+from . import linalg, route
+from .guard import Layer
 
 try:
     import triton
@@ -30,7 +32,6 @@ except ImportError:  # a build without CUDA
     triton = None
 
 SMALL = 32
-LARGEST = 128
 _WIDE = 1024  # columns a program where it only copies
 _BLOCK_O, _BLOCK_D = 4, 64  # outputs and features a program; these and the numbers of warps were measured on an H200
 
@@ -49,30 +50,22 @@ def _on(device: torch.device) -> AbstractContextManager:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class Layer(NamedTuple):
-    """What a solve changes."""
-
-    weight: Tensor  # (o, d)
-    bias: Tensor | None
-    step: Tensor
-    attempts: Tensor
-
-    def changed(self) -> None:
-        """Let autograd know, so that a backward through the old layer is noticed."""
-        for tensor in (self.weight,) if self.bias is None else (self.weight, self.bias):
-            torch.autograd.graph.increment_version(tensor)
+def _changed(layer: Layer) -> None:
+    """Let autograd know, so that a backward through the old layer is noticed."""
+    for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
+        torch.autograd.graph.increment_version(tensor)
 
 
 def solve_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
-    """Solve the layer in place on `phi (n, d)`, `y (n, o)`, for n at most `LARGEST` or more than d.
+    """Solve the layer in place on `phi (n, d)`, `y (n, o)`, for n at most `route.FUSED_ROWS` or more than d.
 
     lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
     from_zero: ridge instead of proximal; the old layer does not count.
     """
-    dual = phi.shape[0] <= phi.shape[1]
+    dual = route.by_rows(*phi.shape)
     with _on(phi.device):
         (_dual_ if dual else _primal_)(layer, phi, y.contiguous(), lam, ratio, from_zero)
-    layer.changed()
+    _changed(layer)
 
 
 def _dual_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
@@ -90,25 +83,30 @@ def _dual_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, rat
     number = ratio if lam is None else 0.0 if isinstance(lam, Tensor) else lam
     tensor = lam if isinstance(lam, Tensor) else work
     b = weight if bias is None else bias
-    system: list[Any] = [M, y, b, number, tensor, work, n, o, d]
+    unsound = torch.empty(1, dtype=torch.int32, device=phi.device)  # becomes 1 where a number is not finite
+    system: list[Any] = [M, y, b, number, tensor, work, unsound, n, o, d]
     constants = {"KIND": kind, "BIAS": bias is not None, "FROM_ZERO": from_zero, "BLOCK_O": _BLOCK_O}
     product = work
     if n <= SMALL:
         _eliminate[(blocks,)](*system, N=max(16, triton.next_power_of_2(n)), **constants, num_warps=8)
     else:
         K = torch.empty(n, n, **double)
-        _assemble[(n + blocks,)](*system, K, N=LARGEST, **constants, num_warps=1)
+        _assemble[(n + blocks,)](*system, K, N=route.FUSED_ROWS, **constants, num_warps=1)
         L, info = torch.linalg.cholesky_ex(K)
         panels = -(-n // SMALL)
         stride = L.stride(0), L.stride(1)
         _invert[(panels,)](L, *stride, K, n, N=SMALL, num_warps=4)  # K's memory is free again
         _substitute[(blocks,)](L, *stride, K, info, work, n, o, panels, N=SMALL, BLOCK_O=_BLOCK_O, num_warps=4)
         product = torch.mm(work[: n * o].view(n, o).T, top)
-    _write[(blocks, -(-d // _BLOCK_D))](
-        weight, b, rows, work, product, step, attempts, n, o, d,
+    rounded = torch.empty(o, d + 1, dtype=weight.dtype, device=phi.device)  # the new layer, the bias last
+    _round[(blocks, -(-d // _BLOCK_D))](
+        weight, b, rows, work, product, rounded, unsound, n, o, d,
         FLAGS=triton.next_power_of_2(blocks), BIAS=bias is not None, FROM_ZERO=from_zero, MULTIPLY=n <= SMALL,
         BLOCK_O=_BLOCK_O, BLOCK_D=_BLOCK_D, num_warps=2,
     )  # fmt: skip
+    _commit[(o, -(-(d + 1) // _WIDE))](
+        weight, b, rounded, unsound, step, attempts, d, BIAS=bias is not None, BLOCK=_WIDE
+    )
 
 
 def _primal_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, ratio: float, from_zero: bool) -> None:
@@ -139,10 +137,16 @@ def _primal_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, r
     )
     L, info = torch.linalg.cholesky_ex(K)
     dW = linalg.cholesky_solve(C, L)
+    new = dW.T if from_zero else rows[n:, :D] + dW.T
     _accept[(o, -(-(d + 1) // _WIDE))](
-        weight, b, dW, dW.stride(1), dW.stride(0), dW.sum(), info, step, attempts, d,
-        BIAS=bias is not None, ADD=not from_zero, INFO=True, BLOCK=_WIDE,
+        weight, b, new, *new.stride(), _peak(new), info, step, attempts, d,
+        BIAS=bias is not None, INFO=True, BLOCK=_WIDE,
     )  # fmt: skip
+
+
+def _peak(W: Tensor) -> Tensor:
+    """The largest size of a number, or NaN: rounding keeps the order, so it tells whether any of them overflows."""
+    return torch.linalg.vector_norm(W, torch.inf)
 
 
 def accept_(layer: Layer, W: Tensor, ok: Tensor) -> None:
@@ -151,10 +155,10 @@ def accept_(layer: Layer, W: Tensor, ok: Tensor) -> None:
     o, d = weight.shape
     with _on(weight.device):
         _accept[(o, -(-(d + 1) // _WIDE))](
-            weight, weight if bias is None else bias, W, W.stride(0), W.stride(1), W.sum(), ok, step, attempts, d,
-            BIAS=bias is not None, ADD=False, INFO=False, BLOCK=_WIDE,
+            weight, weight if bias is None else bias, W, *W.stride(), _peak(W), ok, step, attempts, d,
+            BIAS=bias is not None, INFO=False, BLOCK=_WIDE,
         )  # fmt: skip
-    layer.changed()
+    _changed(layer)
 
 
 if triton is not None:
@@ -187,7 +191,7 @@ if triton is not None:
 
     @triton.jit
     def _eliminate(
-        M, y, b, number, tensor, work, n, o, d,
+        M, y, b, number, tensor, work, unsound, n, o, d,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
         """Gauss-Jordan on `[K | E]`, which for a positive definite K needs no pivoting."""
@@ -221,10 +225,11 @@ if triton is not None:
         if pid == 0:
             tl.store(work + n * o, s_w)
             tl.store(work + n * o + 1, s_b)
+            tl.store(unsound, 0)
 
     @triton.jit
     def _assemble(
-        M, y, b, number, tensor, work, n, o, d, K,
+        M, y, b, number, tensor, work, unsound, n, o, d, K,
         N: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, BLOCK_O: tl.constexpr,
     ):  # fmt: skip
         """One program a row of K, then one a block of columns of E (written where A will be)."""
@@ -246,6 +251,7 @@ if triton is not None:
         if pid == 0:
             tl.store(work + n * o, s_w)
             tl.store(work + n * o + 1, s_b)
+            tl.store(unsound, 0)
 
     @triton.jit
     def _invert(L, ls0, ls1, inverses, n, N: tl.constexpr):
@@ -303,17 +309,16 @@ if triton is not None:
         tl.store(work + n * o + 2 + pid, tl.where(tl.load(info) == 0, finite, 0.0))
 
     @triton.jit
-    def _write(
-        weight, bias, rows, work, product, step, attempts, n, o, d,
+    def _round(
+        weight, bias, rows, work, product, rounded, unsound, n, o, d,
         FLAGS: tl.constexpr, BIAS: tl.constexpr, FROM_ZERO: tl.constexpr, MULTIPLY: tl.constexpr,
         BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
     ):  # fmt: skip
-        """`W += (1 / lam) A^T phi` where every block of A is sound and the sum is finite.
+        """`W + (1 / lam) A^T phi` as it will be stored, and whether every block of A is sound and all of it is finite.
 
         `product` is `A^T phi`, or the kernel does that multiplication as well."""
         f = tl.arange(0, FLAGS)
-        ok = tl.min(tl.load(work + n * o + 2 + f, mask=f < tl.cdiv(o, BLOCK_O), other=1.0), axis=0).to(tl.int32)
-        last = o * ok  # nothing is written after a failure
+        ok = tl.min(tl.load(work + n * o + 2 + f, mask=f < tl.cdiv(o, BLOCK_O), other=1.0), axis=0)
         q = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         c = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
         mask = (q[:, None] < o) & (c[None, :] < d)
@@ -324,25 +329,39 @@ if triton is not None:
                 update += a[:, None] * tl.load(rows + k * d + c, mask=c < d, other=0.0)[None, :]
         else:
             update = tl.load(product + q[:, None] * d + c[None, :], mask=mask, other=0.0)
-        at = weight + q[:, None] * d + c[None, :]
         new = update * tl.load(work + n * o)
         if not FROM_ZERO:
-            new += tl.load(at, mask=mask, other=0.0).to(tl.float64)
-        rounded = new.to(weight.dtype.element_ty)
-        tl.store(at, rounded, mask=mask & (q[:, None] < last) & (rounded - rounded == 0.0))
-        if tl.program_id(1) == 0:
-            if BIAS:
+            new += tl.load(weight + q[:, None] * d + c[None, :], mask=mask, other=0.0).to(tl.float64)
+        short = new.to(weight.dtype.element_ty)
+        tl.store(rounded + q[:, None] * (d + 1) + c[None, :], short, mask=mask)
+        ok = tl.minimum(ok, tl.min(tl.min(tl.where(mask & (short - short != 0.0), 0.0, 1.0), axis=1), axis=0))
+        if BIAS:  # noqa: SIM102 - the first is known when the kernel is compiled
+            if tl.program_id(1) == 0:
                 total = tl.zeros((BLOCK_O,), dtype=tl.float64)
                 for k in range(n):
                     total += tl.load(work + k * o + q, mask=q < o, other=0.0)
                 new_bias = total * tl.load(work + n * o + 1)
                 if not FROM_ZERO:
                     new_bias += tl.load(bias + q, mask=q < o, other=0.0).to(tl.float64)
-                short = new_bias.to(bias.dtype.element_ty)
-                tl.store(bias + q, short, mask=(q < last) & (short - short == 0.0))
-            if tl.program_id(0) == 0:
-                tl.store(step, tl.load(step) + ok)
-                tl.store(attempts, tl.load(attempts) + 1)
+                short_bias = new_bias.to(bias.dtype.element_ty)
+                tl.store(rounded + q * (d + 1) + d, short_bias, mask=q < o)
+                ok = tl.minimum(ok, tl.min(tl.where((q < o) & (short_bias - short_bias != 0.0), 0.0, 1.0), axis=0))
+        if ok == 0.0:
+            tl.atomic_max(unsound, 1)
+
+    @triton.jit
+    def _commit(weight, bias, rounded, unsound, step, attempts, d, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+        """A row of the new layer, if all of it is sound."""
+        row = tl.program_id(0)
+        c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        sound = 1 - tl.load(unsound)
+        new = tl.load(rounded + row * (d + 1) + c, mask=c < (d + 1) * sound, other=0.0)
+        tl.store(weight + row * d + c, new, mask=c < d * sound)
+        if BIAS:
+            tl.store(bias + row + c * 0, new, mask=(c == d) & (sound == 1))
+        if row + tl.program_id(1) == 0:
+            tl.store(step, tl.load(step) + sound)
+            tl.store(attempts, tl.load(attempts) + 1)
 
     @triton.jit
     def _extend(phi, ps0, ps1, y, weight, bias, rows, n, o, d, D, width, BIAS: tl.constexpr, BLOCK: tl.constexpr):
@@ -380,28 +399,23 @@ if triton is not None:
 
     @triton.jit
     def _accept(
-        weight, bias, W, ws0, ws1, total, ok, step, attempts, d,
-        BIAS: tl.constexpr, ADD: tl.constexpr, INFO: tl.constexpr, BLOCK: tl.constexpr,
+        weight, bias, W, ws0, ws1, peak, ok, step, attempts, d,
+        BIAS: tl.constexpr, INFO: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """A row of the new layer, given as it is or as what to ADD to the old; `ok` is a truth value or an INFO of zero."""
+        """A row of the new layer, if the largest number of all is finite as it will be stored; `ok` is a truth value or an
+        INFO of zero."""
         row = tl.program_id(0)
         c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        sum = tl.load(total)
+        largest = tl.load(peak).to(weight.dtype.element_ty)
         fine = tl.load(ok).to(tl.int32)
         if INFO:
             fine = tl.where(fine == 0, 1, 0)
-        sound = tl.where(sum - sum == 0.0, fine, 0)
+        sound = tl.where(largest - largest == 0.0, fine, 0)
         last = d + 1 if BIAS else d
-        new = tl.load(W + row * ws0 + c * ws1, mask=c < last, other=0.0)
-        if ADD:
-            new += tl.load(weight + row * d + c, mask=c < d, other=0.0).to(tl.float64)
-            if BIAS:
-                new = tl.where(c == d, new + tl.load(bias + row).to(tl.float64), new)
-        rounded = new.to(weight.dtype.element_ty)
-        finite = rounded - rounded == 0.0
-        tl.store(weight + row * d + c, rounded, mask=(c < d * sound) & finite)
+        new = tl.load(W + row * ws0 + c * ws1, mask=c < last, other=0.0).to(weight.dtype.element_ty)
+        tl.store(weight + row * d + c, new, mask=c < d * sound)
         if BIAS:
-            tl.store(bias + row + c * 0, rounded, mask=(c == d) & (c < last * sound) & finite)
+            tl.store(bias + row + c * 0, new, mask=(c == d) & (c < last * sound))
         if row + tl.program_id(1) == 0:
             tl.store(step, tl.load(step) + sound)
             tl.store(attempts, tl.load(attempts) + 1)

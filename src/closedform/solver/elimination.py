@@ -1,7 +1,5 @@
-"""Many small positive definite systems at once.
-
-On a CPU by LAPACK's Cholesky factor. On a CUDA device, where libraries factor a batch of such matrices as a long chain of
-tiny steps, by block Gauss-Jordan elimination, which for a positive definite matrix needs no pivoting::
+"""Many small positive definite systems at once on a CUDA device, where libraries factor a batch of such matrices as a long
+chain of tiny steps: block Gauss-Jordan elimination, which for a positive definite matrix needs no pivoting::
 
     for each diagonal block k of 32:   R = T_kk^-1 T_k,:      T -= T_:,k R      T_k,: = R        with T = [K | B]
 
@@ -25,20 +23,12 @@ except ImportError:  # a build without CUDA
 BLOCK = 32
 
 
-def solve(K: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def eliminate(K: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """`K^-1 B` for `K (M, m, m)` and `B (M, m, r)`, and whether each matrix was positive definite, `(M,)`.
 
-    >>> solve(4 * torch.eye(2).expand(1, 2, 2), torch.ones(1, 2, 1))[0].flatten()
+    >>> eliminate(4 * torch.eye(2).expand(1, 2, 2), torch.ones(1, 2, 1))[0].flatten()
     tensor([0.2500, 0.2500])
     """
-    if K.device.type == "cuda":
-        return eliminate(K, B)
-    L, info = torch.linalg.cholesky_ex(K)
-    return torch.cholesky_solve(B, L), info == 0
-
-
-def eliminate(K: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by block elimination."""
     M, m, r = B.shape
     size = -(-m // BLOCK) * BLOCK
     T = K.new_zeros(M, size, size + r)

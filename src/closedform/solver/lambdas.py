@@ -23,7 +23,7 @@ A lambda is one of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, Union
@@ -34,12 +34,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from .linalg import System
+    from .systems import System
 
 Schedule = Callable[[Tensor], Union[float, Tensor]]
-Lambda = Union[float, Tensor, Schedule, "relative", Literal["auto"]]
+Lambda = Union[float, Tensor, Schedule, "relative", "SideBySide", Literal["auto"]]
 
 AUTO_RATIO = 10.0
+FLOOR = 1e-3  # of the learning rate that a memory follows: a rate of zero must not freeze the layer
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,6 @@ class per_sample:  # noqa: N801 - reads as a function at the call site
         if isinstance(self.lam, (str, relative)):
             raise ValueError(f"per_sample takes a number, a tensor or a function of the step, got {self.lam!r}")
         check(self.lam, "per_sample's lambda", positive=False)
-
-
-@dataclass(frozen=True)
-class constant:  # noqa: N801
-    """The same value at every step."""
-
-    lam: float
-
-    def __call__(self, step: Tensor) -> float:
-        return self.lam
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ class follow_lr:  # noqa: N801 - reads as a function at the call site
     """
 
     def __init__(
-        self, optimizer: Optimizer, lam: float | None = None, *, forget: float | None = None, floor: float = 1e-3
+        self, optimizer: Optimizer, lam: float | None = None, *, forget: float | None = None, floor: float = FLOOR
     ):
         if (lam is None) == (forget is None):
             raise ValueError(f"follow_lr takes either lam or forget, got lam={lam} and forget={forget}")
@@ -179,14 +170,103 @@ class relative:  # noqa: N801
             check(self.ratio, "relative's ratio")
 
     def of(self, system: System, step: Tensor) -> Tensor:
-        diagonal = system.diagonal()
-        d = diagonal.shape[0] - int(system.bias)
-        mean = diagonal[:d].mean()
-        mean = torch.where(mean > 0, mean, torch.ones_like(mean))
-        lam = torch.where(diagonal > 0, diagonal, mean)[:d] if self.per_feature else mean.expand(d)
-        if system.bias:
-            lam = torch.cat([lam, diagonal[d:]])
-        return lam * (self.ratio(step) if callable(self.ratio) else self.ratio)
+        """One value a feature, `(..., D)`."""
+        ratio = self.ratio(step) if callable(self.ratio) else self.ratio
+        return units(system, self.per_feature) * ratio
+
+
+def units(system: System, per_feature: bool = False) -> Tensor:
+    """What a relative lambda is a multiple of, `(..., D)`."""
+    diagonal = system.diagonal()
+    d = diagonal.shape[-1] - int(system.bias)
+    mean = diagonal[..., :d].mean(-1, keepdim=True)
+    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+    own = torch.where(diagonal > 0, diagonal, mean)[..., :d] if per_feature else mean.expand(*mean.shape[:-1], d)
+    return torch.cat([own, diagonal[..., d:]], -1) if system.bias else own
+
+
+class SideBySide:
+    """The lambdas of a stack of models, one a model: each a number, a vector, `per_sample`, `relative` or "auto", and each
+    the same at every step or longer as the learning rate of its model falls.
+
+    rate: the learning rates as shares of their base, `(M,)`, a tensor that the stack writes before a solve.
+    """
+
+    def __init__(
+        self,
+        lams: Sequence[Lambda | per_sample],
+        features: int,
+        bias: bool,
+        *,
+        follow: Sequence[bool] | None = None,
+        rate: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        follow = [False] * len(lams) if follow is None else follow
+        base = torch.empty(len(lams), features, dtype=torch.float64)
+        kind = torch.zeros(len(lams), 1, dtype=torch.int64)  # 0 a number, 1 relative, 2 relative by feature
+        each = torch.zeros(len(lams), 1, dtype=torch.float64)  # 1 where it is times the number of samples
+        for row, lam in enumerate(lams):
+            lam = relative() if isinstance(lam, str) else lam
+            if isinstance(lam, per_sample):
+                lam, each[row] = lam.lam, 1.0
+            elif isinstance(lam, relative):
+                kind[row] = 2 if lam.per_feature else 1
+                lam = lam.ratio
+            if not isinstance(lam, (int, float, Tensor)):
+                raise ValueError(f"a stack takes no function of the step as a lambda (use follow=True), got {lam!r}")
+            values = torch.as_tensor(lam, dtype=torch.float64, device="cpu").reshape(-1)
+            if len(values) == features - 1 and bias and features > 2:
+                values = torch.cat([values, values.mean().reshape(1)])
+            if len(values) not in (1, features):
+                raise ValueError(
+                    f"a vector lambda has one value a feature, got {len(values)} for {features} (with the bias)"
+                )
+            base[row] = values
+        self.base, self.kind, self.each = base.to(device), kind.to(device), each.to(device)
+        self.follow = torch.tensor(list(follow), device=device).unsqueeze(1)
+        self.rate = rate
+        self._follows, self._all_follow, self._relative = any(follow), all(follow), bool((kind > 0).any())
+        self._by_feature, self._by_sample = bool((kind == 2).any()), bool(each.any())
+        smallest = float(base.min()) if bool((kind == 1).all()) else None
+        self._trace = None if smallest is None else features / smallest
+
+    def of(self, system: System, step: Tensor) -> Tensor:
+        """One value a feature, `(M, D)`."""
+        lam = self.base.to(system.dtype)
+        if self._follows:
+            assert self.rate is not None
+            share = self.rate.to(lam.dtype).clamp(min=FLOOR).unsqueeze(1)
+            lam = lam / torch.where(self.follow, share, torch.ones_like(share))
+        if self._by_sample:
+            n = system.n.unsqueeze(-1) if isinstance(system.n, Tensor) and system.n.ndim else system.n
+            lam = lam * (1 + (n - 1) * self.each.to(lam.dtype))
+        if not self._relative:
+            return lam
+        scale = units(system)
+        if self._by_feature:
+            scale = torch.where(self.kind == 2, units(system, per_feature=True), scale)
+        return torch.where(self.kind > 0, lam * scale, lam)
+
+    def trace_bound(self) -> float | None:
+        """A bound on `tr(X^T X) / lam` that is known before the features are seen."""
+        if self._trace is None or not self._follows:
+            return self._trace
+        assert self.rate is not None
+        if self.rate.device.type != "cpu":
+            return None  # a look at it would wait for the device
+        largest = max(FLOOR, float(self.rate.max()))
+        return self._trace * (largest if self._all_follow else max(1.0, largest))
+
+
+def trace_bound(lam: object, features: int) -> float | None:
+    """A bound on `tr(X^T X) / lam` for so many features that is known before they are seen, or None."""
+    if isinstance(lam, SideBySide):
+        return lam.trace_bound()
+    lam = relative() if isinstance(lam, str) else lam
+    if isinstance(lam, relative) and not callable(lam.ratio) and not lam.per_feature:
+        return features / lam.ratio
+    return None
 
 
 def value_at(
@@ -195,7 +275,7 @@ def value_at(
     """The value of `lam` at this step for a batch of size `n`: a float or a tensor; None for what the features decide.
 
     `stored` is a tensor lambda as the head keeps it, on the right device."""
-    if isinstance(lam, (str, relative)):
+    if isinstance(lam, (str, relative, SideBySide)):
         return None
     scale = None
     if isinstance(lam, per_sample):
@@ -213,7 +293,7 @@ def resolve(lam: Lambda | per_sample, system: System, step: Tensor, stored: Tens
     """`lam` as the system takes it: a float, a 0-dim tensor, or one value a feature (and bias)."""
     value = value_at(lam, system.n, step, stored)
     if value is None:
-        return (lam if isinstance(lam, relative) else relative()).of(system, step)
+        return (relative() if isinstance(lam, str) else lam).of(system, step)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, Tensor):
         value = value.to(device=step.device, dtype=system.dtype)
         if value.ndim == 1:
@@ -241,7 +321,7 @@ def check(lam: object, name: str, *, positive: bool = True) -> None:
         if lam != "auto":
             raise ValueError(f'{name} is a number, a tensor, a function of the step or "auto", got "{lam}"')
         return
-    if callable(lam) or isinstance(lam, relative):
+    if callable(lam) or isinstance(lam, (relative, SideBySide)):
         return
     if isinstance(lam, Tensor):
         if lam.device.type != "cpu":

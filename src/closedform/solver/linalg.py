@@ -1,12 +1,13 @@
-"""The linear systems of a last layer: which one is factored, how, and what happens when it cannot be.
+"""Least squares with a penalty: what is factored once the route is chosen, and what happens when it cannot be.
 
 For extended features `X (n, D)` (a column of ones for the bias), residuals `E (n, o)` of the old layer and lambda, the
 update of the layer `W (o, D)` is the minimiser of `|E - X dW^T|^2 + lam |dW|^2` (paper eq. 2 and 14 in residual form)::
 
-    dual    (n <= D):  dW = ((X X^T + lam I_n)^-1 E)^T X
-    primal  (n >  D):  dW = ((X^T X + lam I_D)^-1 X^T E)^T
+    dual    (rows):     dW = ((X X^T + lam I_n)^-1 E)^T X
+    primal  (moments):  dW = ((X^T X + lam I_D)^-1 X^T E)^T
 
-A vector lambda is a change of units: `X / sqrt(lam)`, solved with lambda 1, and the update divided by `sqrt(lam)`.
+A lambda with one value a feature stands on the diagonal of the primal; in the dual it is a change of units, `X / sqrt(lam)`
+solved with lambda 1, and the update divided by `sqrt(lam)`. Everything takes a leading model axis, with a lambda a model.
 
 >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
 >>> E = torch.tensor([[3.0], [5.0]], dtype=torch.float64)
@@ -14,250 +15,193 @@ A vector lambda is a change of units: `X / sqrt(lam)`, solved with lambda 1, and
 tensor([[1.5000, 2.0000]], dtype=torch.float64)
 
 Everything is differentiable in the residuals (and in the features, where anybody wants that), and runs without a graph
-break or a wait for the device. The system is float64 whatever the features are: in float32 a factor of a matrix of
-condition 1e6 can exist and still be useless. On data-centre GPUs that costs little; on a CPU it halves the speed of the
-products, which is the price of never being wrong.
+break or a wait for the device. The system is float64 (see `route.precision`): in float32 a factor of a matrix of condition
+1e6 can exist and still be useless. On data-centre GPUs that costs little; on a CPU it halves the speed of the products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Above this bound on (largest eigenvalue + lam) / lam a Cholesky factor loses more than half of float64's digits, and the
-# singular value decomposition, which does not square the condition number, takes over (where a branch is possible).
-MAX_CONDITION = 1e8
-
-
-def solve_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of every solve: float64, but float32 on devices that have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def may_branch(tensor: Tensor) -> bool:
-    """Whether a look at values is free: in eager mode on the CPU. Elsewhere a branch becomes a mask."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-@dataclass
-class Rows:
-    """A batch as rows: features `X (n, D)` and residuals `E (n, o)`, both scaled by the root of the sample weight.
-
-    n: the batch size that `per_sample` sees, the number of samples or the sum of their weights.
-    padded: X with columns of zeros up to an even width, which the fast products of a GPU want.
-    """
-
-    X: Tensor
-    E: Tensor
-    n: int | float | Tensor = 0
-    bias: bool = False
-    padded: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.X.dtype
-
-    @property
-    def wide(self) -> Tensor:
-        return self.X if self.padded is None else self.padded
-
-    @property
-    def C(self) -> Tensor:
-        return self.X.T @ self.E
-
-    @property
-    def ee(self) -> Tensor:
-        return self.E.square().sum(0)
-
-    def diagonal(self) -> Tensor:
-        """The diagonal of `X^T X`."""
-        return self.X.square().sum(0)
-
-    def gram(self) -> Tensor:
-        D, wide = self.X.shape[1], self.wide
-        return (wide.T @ wide)[:D, :D]
-
-    def moments(self) -> Moments:
-        return Moments(self.gram(), (self.wide.T @ self.E)[: self.X.shape[1]], self.ee, self.n, self.bias)
-
-
-@dataclass
-class ClassRows(Rows):
-    """Rows whose own class counts `k` times: the squared residual `E[i, c]` has the weight k where `label[i]` is c."""
-
-    label: Tensor = field(default_factory=lambda: torch.empty(0))
-    k: float = 1.0
-
-    @property
-    def weighted(self) -> Tensor:
-        """The residuals times their weights."""
-        own = self.label[:, None]
-        return self.E.scatter_add(1, own, (self.k - 1) * self.E.gather(1, own))
-
-    @property
-    def C(self) -> Tensor:
-        return self.X.T @ self.weighted
-
-    @property
-    def ee(self) -> Tensor:
-        return (self.E * self.weighted).sum(0)
-
-
-@dataclass
-class Moments:
-    """A batch as moments: `G = X^T X (D, D)`, `C = X^T E (D, o)` and `ee (o,)`, the squared residuals summed."""
-
-    G: Tensor
-    C: Tensor
-    ee: Tensor
-    n: int | float | Tensor = 0
-    bias: bool = False
-    rows: Callable[[], Rows] | None = None  # where the rows are still at hand, for the route that needs them
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.G.dtype
-
-    def diagonal(self) -> Tensor:
-        return self.G.diagonal()
-
-    def moments(self) -> Moments:
-        return self
-
-
-System = Union[Rows, Moments]
+from . import elimination, route
+from .systems import Moments, Rows, System, rows_of
 
 
 class Solution(NamedTuple):
-    update: Tensor  # (o, D)
-    ok: Tensor  # 0-dim bool: the factor exists; finiteness of the update is for the caller to check
+    update: Tensor  # (..., o, D)
+    ok: Tensor  # () or (M,) bool: the factor exists; finiteness of the update is for the guard to check
 
 
-class Factor(NamedTuple):
-    """A factored system, for as many residuals as there are."""
-
-    solve: Callable[[System], Tensor]  # the update (o, D) for another system with the same features
-    ok: Tensor  # 0-dim bool: the factor exists
+# A factored system: from another one with the same features and other residuals to its solution
+Factor = Callable[[System], Solution]
+Shift = tuple[Tensor, Tensor]  # a solution, and whether the factor exists
 
 
 def ridge(system: System, lam: float | Tensor) -> Solution:
-    """Minimise `|E - X dW^T|^2 + lam |dW|^2` by the smaller of the two systems; `lam = 0.0` gives the minimum-norm
-    least-squares solution."""
-    solve, ok = factor(system, lam)
-    return Solution(solve(system), ok)
+    """Minimise `|E - X dW^T|^2 + lam |dW|^2` for a system in rows or moments, as `Batch.system` and `systems.least_squares`
+    choose them; `lam = 0.0` gives the minimum-norm least-squares solution."""
+    return factor(system, lam)(system)
 
 
 def factor(system: System, lam: float | Tensor) -> Factor:
-    """What `ridge` does before it looks at the residuals."""
+    """What `ridge` does before it looks at the residuals.
+
+    lam: a number, a tensor `()` or `(M,)`, or one value a feature, `(D,)` or `(M, D)`."""
     if isinstance(lam, (int, float)) and lam == 0:
         return minimum_norm(system)
-    if isinstance(lam, Tensor) and lam.ndim == 1:
-        scale = lam.rsqrt()
-        inner = factor(scaled(system, scale), 1.0)
-        return Factor(lambda other: inner.solve(scaled(other, scale)) * scale, inner.ok)
-    found = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
-    return Factor(found.solve, found.ok & (lam > 0)) if isinstance(lam, Tensor) else found
+    solve = _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
+    if not isinstance(lam, Tensor):
+        return solve
+    positive = (lam > 0).all(-1) if _by_feature(system, lam) else lam > 0
+
+    def checked(other: System) -> Solution:
+        update, ok = solve(other)
+        return Solution(update, ok & positive)
+
+    return checked
 
 
-def scaled(system: System, scale: Tensor) -> System:
-    """The system in other units: every feature multiplied by its scale."""
-    if isinstance(system, Rows):
-        return replace(system, X=system.X * scale, padded=None)
-    rows = system.rows
-    return Moments(
-        scale[:, None] * system.G * scale,
-        scale[:, None] * system.C,
-        system.ee,
-        system.n,
-        system.bias,
-        None if rows is None else lambda: Rows(rows().X * scale, rows().E),
-    )
-
-
-def rows_of(system: System) -> Rows:
-    """The rows behind a system that has them."""
-    if isinstance(system, Rows):
-        return system
-    assert system.rows is not None
-    return system.rows()
+def _by_feature(system: System, lam: float | Tensor) -> bool:
+    models = system.X.ndim - 2 if isinstance(system, Rows) else system.G.ndim - 2
+    return isinstance(lam, Tensor) and lam.ndim == models + 1
 
 
 def _dual(rows: Rows, lam: float | Tensor) -> Factor:
-    X = rows.X
-    K = gram_lower(rows.wide)
-    if may_branch(K) and ill_conditioned(K, lam):
+    if _by_feature(rows, lam):
+        assert isinstance(lam, Tensor)
+        scale = lam.rsqrt()
+        inner = _dual(rows.scaled(scale), 1.0)
+
+        def rescaled(other: System) -> Solution:
+            update, ok = inner(other)  # which looks at the residuals alone
+            return Solution(update * scale.unsqueeze(-2), ok)
+
+        return rescaled
+    X, K = rows.X, gram_lower(rows.wide)
+    bad = _ill_conditioned(K, lam)
+    if bad is not None and K.ndim == 2:
         return _svd(X, lam)
-    L, ok = factor_shifted_(K, lam)
-    return Factor(lambda other: cholesky_solve(rows_of(other).E, L).T @ X, ok)
+    solve = shifted_(K, lam)
+
+    def solved(other: System) -> Solution:
+        A, ok = solve(rows_of(other).E)
+        return Solution(A.mT @ X, ok)
+
+    return solved if bad is None else _some_alone(rows, lam, bad, solved)
 
 
 def _primal(moments: Moments, lam: float | Tensor) -> Factor:
     G = moments.G
-    if may_branch(G) and ill_conditioned(G, lam):
-        return _eigen(G, lam) if moments.rows is None else _svd(moments.rows().X, lam)
-    L, ok = factor_shifted_(G.clone(), lam)
-    return Factor(lambda other: cholesky_solve(other.C, L).T, ok)
+    bad = _ill_conditioned(G, lam)
+    if bad is not None and G.ndim == 2:
+        if moments.rows is None:
+            return _eigen(moments, lam)
+        rows = moments.rows()
+        if not _by_feature(moments, lam):
+            return _svd(rows.X, lam)
+        assert isinstance(lam, Tensor)
+        scale = lam.rsqrt()
+        inner = _svd(rows.X * scale, 1.0)
+        return lambda other: Solution(inner(other).update * scale, inner(other).ok)
+    solve = shifted_(G.clone(), lam)
+
+    def solved(other: System) -> Solution:
+        dW, ok = solve(other.C)
+        return Solution(dW.mT, ok)
+
+    return solved if bad is None else _some_alone(moments, lam, bad, solved)
 
 
-def ill_conditioned(K: Tensor, lam: float | Tensor) -> bool:
-    """Whether `(trace + lam) / lam`, which bounds the condition number from above, is past what Cholesky can do. NaN and
-    inf are left to the guard."""
-    trace = float(K.diagonal().detach().sum())
-    return MAX_CONDITION * float(lam) < trace < float("inf")
+def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | None:
+    """Which systems a Cholesky factor cannot do, where a look at them is free; None if it can do all."""
+    if not route.may_branch(K):
+        return None
+    bad = route.ill_conditioned(K.diagonal(dim1=-2, dim2=-1), _on_diagonal(K, lam))
+    return bad if bool(bad.any()) else None
+
+
+def _some_alone(system: System, lam: float | Tensor, bad: Tensor, solve: Factor) -> Factor:
+    """A stack of models of which some are so ill-conditioned that they take a route of their own."""
+    numbers = bad.nonzero()[:, 0].tolist()
+    alone = {k: factor(system.model(k), lam[k] if isinstance(lam, Tensor) and lam.ndim else lam) for k in numbers}
+
+    def solved(other: System) -> Solution:
+        update, ok = (tensor.clone() for tensor in solve(other))
+        for k, own in alone.items():
+            update[k], ok[k] = own(other.model(k))
+        return Solution(update, ok)
+
+    return solved
+
+
+def _on_diagonal(K: Tensor, lam: float | Tensor) -> float | Tensor:
+    """Lambda as it is added to the diagonal of `K (..., m, m)`."""
+    return lam.unsqueeze(-1) if isinstance(lam, Tensor) and 0 < lam.ndim == K.ndim - 2 else lam
+
+
+def rounding(size: int, dtype: torch.dtype) -> float:
+    """The rounding error of a Gram matrix of this size, relative to its diagonal."""
+    return 4 * size * torch.finfo(dtype).eps
+
+
+def shift_(K: Tensor, lam: float | Tensor) -> Tensor:
+    """`K + lam I` in place, whose lower triangle alone need be defined. Where lambda is below the rounding error of K's
+    diagonal it is raised to that error, or no factor would exist."""
+    diagonal = K.diagonal(dim1=-2, dim2=-1)
+    diagonal += (diagonal * rounding(K.shape[-1], K.dtype)).clamp(min=_on_diagonal(K, lam))
+    return K
 
 
 def factor_shifted_(K: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The Cholesky factor of `K + lam I`, reading the lower triangle of K only, whose diagonal is overwritten.
-
-    Where lambda is below the rounding error of K's diagonal it is raised to that error, or no factor would exist.
-    """
-    diagonal = K.diagonal()
-    floor = 4 * K.shape[0] * torch.finfo(K.dtype).eps
-    diagonal += (diagonal * floor).clamp(min=lam)
-    L, info = torch.linalg.cholesky_ex(K)
+    """The Cholesky factor of `K + lam I`, and whether there is one; K is overwritten."""
+    L, info = torch.linalg.cholesky_ex(shift_(K, lam))
     return L, info == 0
 
 
-def solve_shifted_(K: Tensor, lam: float | Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """`(K + lam I)^-1 B`; K as for `factor_shifted_`."""
+def shifted_(K: Tensor, lam: float | Tensor) -> Callable[[Tensor], Shift]:
+    """The function from B to `(K + lam I)^-1 B`; K is overwritten. A stack of models on CUDA is eliminated, not factored."""
+    if K.ndim > 2 and K.device.type == "cuda":
+        system = shift_(K, lam)
+        return lambda B: elimination.eliminate(system, B)
     L, ok = factor_shifted_(K, lam)
-    return cholesky_solve(B, L), ok
+    return lambda B: (cholesky_solve(B, L), ok)
 
 
-def _yes(device: torch.device) -> Tensor:
-    return torch.ones((), dtype=torch.bool, device=device)
+def _yes(like: Tensor) -> Tensor:
+    return torch.ones((), dtype=torch.bool, device=like.device)
 
 
 def _svd(X: Tensor, lam: float | Tensor) -> Factor:
-    """By the singular values of X itself, whose condition number is the root of the Gram matrix's."""
+    """By the singular values of X itself, whose condition number is the root of the Gram matrix's. Those below rounding error
+    are noise, and what they multiply is left alone. On a device this waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    filtered = (S / (S * S + lam))[:, None]
-    return Factor(lambda other: (filtered * (U.T @ rows_of(other).E)).T @ Vh, _yes(X.device))
+    noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
+    inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
+    return lambda other: Solution((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
 
 
-def _eigen(G: Tensor, lam: float | Tensor) -> Factor:
+def _eigen(moments: Moments, lam: float | Tensor) -> Factor:
     """The same from moments alone: eigenvalues at rounding level are taken for zero, and so is what they multiply."""
-    w, V = torch.linalg.eigh(G)
-    noise = w[-1] * G.shape[0] * torch.finfo(G.dtype).eps
-    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w))[:, None]
-    return Factor(lambda other: (V @ (inverse * (V.T @ other.C))).T, _yes(G.device))
+    if _by_feature(moments, lam):
+        assert isinstance(lam, Tensor)
+        scale = lam.rsqrt()
+        inner = _eigen(moments.scaled(scale), 1.0)
+        return lambda other: Solution(inner(other.scaled(scale)).update * scale, _yes(scale))
+    w, V = torch.linalg.eigh(moments.G)
+    noise = w[-1] * len(w) * torch.finfo(w.dtype).eps
+    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w)).unsqueeze(-1)
+    return lambda other: Solution((V @ (inverse * (V.mT @ other.C))).mT, _yes(w))
 
 
 def minimum_norm(system: System) -> Factor:
-    """`dW = E^T (X^+)^T`: least squares of smallest norm, directions below rounding error left alone.
-
-    The only solve that waits for a device (its singular values are found by iteration)."""
+    """`dW = E^T (X^+)^T`: least squares of smallest norm, directions below rounding error left alone."""
     if isinstance(system, Moments) and system.rows is None:
-        return _eigen(system.G, 0.0)
-    X = rows_of(system).X
-    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    noise = S[0] * max(X.shape) * torch.finfo(X.dtype).eps
-    inverse = torch.where(S > noise, 1 / S, torch.zeros_like(S))[:, None]
-    return Factor(lambda other: (inverse * (U.T @ rows_of(other).E)).T @ Vh, _yes(X.device))
+        return _eigen(system, 0.0)
+    return _svd(rows_of(system).X, 0.0)
 
 
 # ---- The two products and solves where a GPU's libraries leave time on the table -----------------
@@ -270,8 +214,8 @@ def gram_lower(X: Tensor) -> Tensor:
 
     Large products on an accelerator are cut into strips that skip most of the upper half (there is no `syrk` in torch).
     """
-    if X.device.type == "cpu" or X.shape[0] < 512 or X.requires_grad or torch.compiler.is_compiling():
-        return X @ X.T
+    if X.device.type == "cpu" or X.ndim > 2 or X.shape[0] < 512 or X.requires_grad or torch.compiler.is_compiling():
+        return X @ X.mT
     return _gram_strips(X)
 
 
@@ -288,7 +232,7 @@ def cholesky_solve(B: Tensor, L: Tensor) -> Tensor:
     """`(L L^T)^-1 B`. On an accelerator by blocks: substitution with few right-hand sides is one long chain of tiny
     operations there, while inverting diagonal blocks (of the factor, not of the system) is a handful of batched products.
     """
-    plain = L.device.type == "cpu" or L.shape[0] <= 640 or torch.compiler.is_compiling()
+    plain = L.device.type == "cpu" or L.ndim > 2 or L.shape[0] <= 640 or torch.compiler.is_compiling()
     if plain or L.requires_grad or B.requires_grad:
         return torch.cholesky_solve(B, L)
     return _blocked_cholesky_solve(B, L, panel=512 if L.shape[0] <= 2048 else 1024)

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .linalg import may_branch
+from .route import may_branch
 
 
 class Loss(ABC):
@@ -191,9 +191,9 @@ class GeneralizedSquared(_Classes):
     one-hot labels.
 
     Targets are integer labels or one-hot rows. Under `Ridge`, `Proximal` and `Ema` the solve is exact, all classes by one
-    shared factor (see `closedform.solver.class_systems`). Under `Kalman` each step is exact for the shared covariance that it starts
-    from; what is remembered is one matrix for all classes, which counts each sample with the mean of its weights over the
-    classes, `1 + (k - 1) / classes`. (Exactly, every class has a matrix of its own.)
+    shared factor (see `closedform.solver.class_systems`). Under `Kalman` each step is exact for the shared covariance that
+    it starts from; what is remembered is one matrix for all classes, which counts each sample with the mean of its weights
+    over the classes, `1 + (k - 1) / classes`. (Exactly, every class has a matrix of its own.)
     """
 
     k: float = 1.0

@@ -2,22 +2,25 @@
 
 A rule is a small immutable object with hyperparameters only. Its `update` is a pure function of the old layer `W (o, D)`
 (extended by the bias), the batch, the rule's memory (tensors that the head keeps) and the step; it returns the new layer,
-the new memory and whether the solve succeeded. lambda and beta are in **sum** units (see `closedform.solver.lambdas`).
+the new memory and whether the solve succeeded. lambda and beta are in **sum** units (see `closedform.lambdas`).
+
+Layers, batches and memories may have a leading model axis, for models side by side; `side_by_side` makes one rule of many.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from . import class_systems, lambdas, linalg
+from . import class_systems, filters, lambdas, linalg, route
 from .lambdas import Lambda, per_sample
-from .linalg import ClassRows, Moments, Solution, System
+from .linalg import Factor, Solution
+from .systems import ClassRows, System
 
 Memory = dict[str, Tensor]
 
@@ -28,53 +31,54 @@ class Source(Protocol):
     @property
     def inner_steps(self) -> int: ...
 
-    def system(self, W: Tensor | None) -> System: ...
+    def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...
 
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System: ...
 
 
 class Step(NamedTuple):
+    """What a rule makes of a batch.
+
+    reset: the memory where the solve does not count, if it is not the old one: a filter that fails on a finite batch would
+        fail on the next one as well, and starts anew."""
+
     W: Tensor
     memory: Memory
     ok: Tensor
+    reset: Memory | None = None
 
 
 def _value(
     lam: Lambda | per_sample, memory: Memory, system: System, step: Tensor, name: str, *, positive: bool = True
 ) -> float | Tensor:
     value = lambdas.resolve(lam, system, step, memory.get("lam"))
-    if isinstance(value, Tensor) and not linalg.may_branch(step):
+    if isinstance(value, Tensor) and not route.may_branch(step):
         return value  # what is wrong with it, the guard notices
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not isinstance(lam, lambdas.SideBySide):
         lambdas.check(value, name, positive=positive)
     return float(value) if isinstance(value, Tensor) and value.ndim == 0 else value
 
 
 def majorise(
-    batch: Source,
-    W: Tensor | None,
-    system: System,
-    solve: Callable[[System], Tensor],
-    dW: Tensor | None = None,
-    steps: int | None = None,
-) -> Tensor:
+    batch: Source, W: Tensor | None, system: System, solve: Factor, solution: Solution | None = None, steps: int = 1
+) -> Solution:
     """The update of `W` (None: zeros) after all inner steps. Each solves the quadratic bound of the loss at the layer that
-    the last one found, from the same W and with the same factor; the first is at W itself, or at `W + dW`."""
-    for number in range(batch.inner_steps if steps is None else steps):
-        if number > 0 or dW is not None:
-            assert dW is not None
+    the last one found, from the same W and with the same factor; the first is at W itself, or at what `solution` makes of
+    it."""
+    for _ in range(steps):
+        if solution is not None:
+            dW = solution.update
             system = batch.refined(W, dW if W is None else W + dW, system)
-        dW = solve(system)
-    assert dW is not None
-    return dW
+        solution = solve(system)
+    assert solution is not None
+    return solution
 
 
 def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solution:
     """Minimise the loss plus `lam |dW|^2`, for the squared losses exactly."""
     if isinstance(system, ClassRows):
         return class_systems.ridge(system, lam)
-    factor = linalg.factor(system, lam)
-    return Solution(majorise(batch, W, system, factor.solve), factor.ok)
+    return majorise(batch, W, system, linalg.factor(system, lam), steps=batch.inner_steps)
 
 
 class Small(NamedTuple):
@@ -85,30 +89,22 @@ class Small(NamedTuple):
     ratio: float = lambdas.AUTO_RATIO
 
 
-def _small(lam: Lambda | per_sample, n: int, memory: Memory, step: Tensor, from_zero: bool) -> Small | None:
-    value = lambdas.value_at(lam, n, step, memory.get("lam"))
-    if value is None:
-        if not isinstance(lam, lambdas.relative):
-            return Small(None, from_zero)
-        return None if lam.per_feature or callable(lam.ratio) else Small(None, from_zero, lam.ratio)
-    if isinstance(value, Tensor):
-        return Small(value.to(step.device, torch.float64), from_zero) if value.ndim == 0 else None
-    return Small(value, from_zero) if value > 0 else None
-
-
 def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Memory:
     """A tensor lambda is kept with the head, so that it moves to the head's device and is saved with it."""
     lam = lam.lam if isinstance(lam, per_sample) else lam
     if not isinstance(lam, Tensor):
         return {}
-    return {"lam": lam.detach().to(device, linalg.solve_dtype(torch.device(device or "cpu")), copy=True).reshape(-1)}
+    return {"lam": lam.detach().to(device, route.precision(torch.device(device or "cpu")), copy=True).reshape(-1)}
 
 
 class Rule(ABC):
     """Base of the rules. The memory that `update` returns holds only the entries that changed."""
 
-    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
-        """Fresh memory for `features` extended features: tensors that the head keeps, saves and loads."""
+    def memory(
+        self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
+    ) -> Memory:
+        """Fresh memory for `features` extended features: tensors that the head keeps, saves and loads; with a leading axis
+        for so many models."""
         return {}
 
     def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
@@ -120,75 +116,103 @@ class Rule(ABC):
         """The layer after this batch."""
 
 
+class Penalised(Rule):
+    """A penalty and no other memory than the layer itself: `W <- (1 - mix) W + mix (keep W + dW)`, where dW minimises the
+    loss that `keep W` leaves over plus `lam |dW|^2`. keep is 1 for `Proximal`, 0 for `Ridge`; mix is 1 but for `Ema`."""
+
+    keep: float | Tensor
+    mix: float | Tensor
+    _name = "lambda"
+
+    @property
+    @abstractmethod
+    def coefficient(self) -> Lambda | per_sample: ...
+
+    def memory(
+        self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
+    ) -> Memory:
+        return _lambda_memory(self.coefficient, device)
+
+    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
+        if isinstance(self.keep, Tensor) or isinstance(self.mix, Tensor) or self.mix != 1:
+            return None
+        lam, from_zero = self.coefficient, self.keep == 0
+        value = lambdas.value_at(lam, n, step, memory.get("lam"))
+        if value is None:
+            lam = lambdas.relative() if isinstance(lam, str) else lam
+            if not isinstance(lam, lambdas.relative) or lam.per_feature or callable(lam.ratio):
+                return None
+            return Small(None, from_zero, lam.ratio)
+        if isinstance(value, Tensor):
+            return Small(value.to(step.device, torch.float64), from_zero) if value.ndim == 0 else None
+        return Small(value, from_zero) if value > 0 else None
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        lam, keep, mix = self.coefficient, self.keep, self.mix
+        bound = None if getattr(batch, "exact", True) else lambdas.trace_bound(lam, W.shape[-1])
+        old = keep * W if isinstance(keep, Tensor) else W if keep else None
+        system = batch.system(old, route.precision(W.device, bound))
+        value = _value(lam, memory, system, step, self._name, positive=self._name == "lambda")
+        update, ok = fit(batch, old, system, value)
+        new = update if old is None else old + update
+        return Step(new if isinstance(mix, float) and mix == 1 else (1 - mix) * W + mix * new, {}, ok)
+
+
 @dataclass(frozen=True)
-class Ridge(Rule):
+class Ridge(Penalised):
     """`W = argmin |Y - phi W^T|^2 + beta |W|^2` on each batch alone (paper eq. 2 and 12); beta in sum units.
 
     `beta=0` gives the minimum-norm least-squares solution.
     """
 
     beta: Lambda | per_sample = 1.0
+    keep, mix, _name = 0.0, 1.0, "beta"
 
     def __post_init__(self) -> None:
         lambdas.check(self.beta, "beta", positive=False)
 
-    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
-        return _lambda_memory(self.beta, device)
-
-    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
-        return _small(self.beta, n, memory, step, from_zero=True)
-
-    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
-        system = batch.system(None)
-        solution = fit(batch, None, system, _value(self.beta, memory, system, step, "beta", positive=False))
-        return Step(solution.update, {}, solution.ok)
+    @property
+    def coefficient(self) -> Lambda | per_sample:
+        return self.beta
 
 
 @dataclass(frozen=True)
-class Proximal(Rule):
+class Proximal(Penalised):
     """`W = argmin |Y - phi W^T|^2 + lam |W - W_t|^2` (paper eq. 13 and 14); lam in sum units."""
 
     lam: Lambda | per_sample = "auto"
+    keep, mix = 1.0, 1.0
 
     def __post_init__(self) -> None:
         lambdas.check(self.lam, "lambda")
 
-    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
-        return _lambda_memory(self.lam, device)
-
-    def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
-        return _small(self.lam, n, memory, step, from_zero=False)
-
-    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
-        system = batch.system(W)
-        solution = fit(batch, W, system, _value(self.lam, memory, system, step, "lambda"))
-        return Step(W + solution.update, {}, solution.ok)
+    @property
+    def coefficient(self) -> Lambda | per_sample:
+        return self.lam
 
 
 @dataclass(frozen=True)
-class Ema(Rule):
+class Ema(Penalised):
     """A moving average of ridge solutions, `W = momentum W_t + (1 - momentum) W_ridge`: the baseline of the paper's related
     work. Layer and backbone then no longer minimise one loss, and the envelope theorem does not hold. beta in sum units.
     """
 
     beta: Lambda | per_sample = 1.0
     momentum: float = 0.9
+    keep, _name = 0.0, "beta"
 
     def __post_init__(self) -> None:
         lambdas.check(self.beta, "beta", positive=False)
         if not isinstance(self.momentum, (int, float)) or not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
-    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
-        return _lambda_memory(self.beta, device)
+    @property
+    def mix(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 1 - self.momentum
 
-    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
-        system = batch.system(None)
-        ridge = fit(batch, None, system, _value(self.beta, memory, system, step, "beta", positive=False))
-        return Step(self.momentum * W + (1 - self.momentum) * ridge.update, {}, ridge.ok)
-
-
-Form = Literal["information", "covariance"]
+    @property
+    def coefficient(self) -> Lambda | per_sample:
+        return self.beta
 
 
 @dataclass(frozen=True)
@@ -205,13 +229,14 @@ class Kalman(Rule):
                      P <- (I - K phi) P (I - K phi)^T + K K^T        W <- W + (K E)^T
 
     There is no predict step before the first batch. `Proximal` is this filter with P set back to `I / lam` at every step.
-    For a loss other than the squared one phi is that of its quadratic bound, `sqrt(c/2)` times the features.
+    A trace of precision is never forgotten (`closedform.solver.filters`, with its formula). For a loss other than the
+    squared one phi is that of its quadratic bound, `sqrt(c/2)` times the features.
     """
 
     forget: float | lambdas.Schedule = 0.99
     drift: float = 0.0
     lam: Lambda | per_sample = "auto"
-    form: Form | None = None
+    form: route.Form | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.forget):
@@ -222,141 +247,114 @@ class Kalman(Rule):
             raise ValueError(f'form must be "information", "covariance" or None, got {self.form!r}')
         lambdas.check(self.lam, "lambda")
 
-    def _form(self, features: int) -> Form:
-        return self.form or ("information" if features <= 512 else "covariance")
+    def _form(self, features: int) -> route.Form:
+        return self.form or route.filter_form(features)
 
-    def memory(self, features: int, outputs: int, device: torch.device | None = None) -> Memory:
-        kind = {"device": device, "dtype": linalg.solve_dtype(torch.device(device or "cpu"))}
+    def memory(
+        self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
+    ) -> Memory:
+        kind = {"device": device, "dtype": route.precision(torch.device(device or "cpu"))}
+        lead = () if models is None else (models,)
         return _lambda_memory(self.lam, device) | {
-            self._form(features): torch.zeros(features, features, **kind),
-            "prior": torch.zeros(features, **kind),
-            "noise": torch.zeros(outputs, **kind),
+            self._form(features): torch.zeros(*lead, features, features, **kind),
+            "prior": torch.zeros(*lead, features, **kind),
+            "noise": torch.zeros(*lead, outputs, **kind),
         }
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
-        form = self._form(W.shape[1])
+        form = self._form(W.shape[-1])
         system = batch.system(W)
-        first = step == 0
         gamma = self.forget(step) if callable(self.forget) else self.forget
-        if linalg.may_branch(step):
+        if route.may_branch(step) and not (isinstance(gamma, Tensor) and gamma.ndim):
             lambdas.check_forget(gamma)
         lam = _value(self.lam, memory, system, step, "lambda")
-        prior = torch.where(first, lam, memory["prior"])
-        leak = _leak(prior, gamma, step)
-        if form == "information":
-            A = torch.where(first, torch.diag(prior), _predict_information(memory[form], gamma, self.drift))
-            matrix, gain, ok = _absorb_information(A, system, leak)
-        else:
-            P = torch.where(first, torch.diag(1 / prior), _predict_covariance(memory[form], gamma, self.drift))
-            matrix, gain, ok = _absorb_covariance(P, system, leak)
-        dW = gain(system)
-        # E^T S^-1 E, the innovations in units of their predicted spread, estimate the noise. The first of them measure how
-        # wrong the prior was instead, so the average leans to the later ones: weights grow like t^2.
-        innovation = (system.ee - (system.C * dW.T).sum(0)).clamp(min=0) / system.n
-        share = torch.clamp(3 / (step.to(prior.dtype) + 3), min=1 - gamma)
+        prior = torch.where(step == 0, lam, memory["prior"])
+        state = filters.absorb(form, memory[form], system, prior, gamma, self.drift, step)
+        solution = state.solve(system)
+        noise = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
-            dW = majorise(batch, W, system, gain, dW, batch.inner_steps - 1)
-        new = {form: matrix, "prior": prior, "noise": memory["noise"] + share * (innovation - memory["noise"])}
-        return Step(W + dW, new, ok & (prior > 0).all())
+            solution = majorise(batch, W, system, state.solve, solution, batch.inner_steps - 1)
+        new = {form: state.matrix, "prior": prior, "noise": noise}
+        reset = None if W.ndim > 2 else {form: filters.restarted(form, memory[form], prior, system, step)}
+        return Step(W + solution.update, new, solution.ok & (prior > 0).all(-1), reset)
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
-        """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (n, D)`."""
-        form = self._form(X.shape[1])
-        if form == "covariance":
-            spread = ((X @ memory[form]) * X).sum(1)
-        else:
-            solved, _ = linalg.solve_shifted_(memory[form].clone(), 0.0, X.T)
-            spread = (X * solved.T).sum(1)
-        return (1 + spread.clamp(min=0))[:, None] * memory["noise"]
+        """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (..., n, D)`."""
+        form = self._form(X.shape[-1])
+        return (1 + filters.spread(form, memory[form], X)).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
 
 
-class _Leak(NamedTuple):
-    """Precision given back to a few features of the prior: `value` at the features `index`."""
+class _Mixed(Penalised):
+    """`Ridge`, `Proximal` and `Ema` of different models."""
 
-    index: Tensor
-    value: Tensor
+    def __init__(self, keep: Tensor, mix: Tensor, lam: lambdas.SideBySide):
+        self.keep, self.mix, self._lam = keep, mix, lam
 
-
-LEAK = 1e-8
-LEAKING = 32  # features a step, in turn
-
-
-def _leak(prior: Tensor, gamma: float | Tensor, step: Tensor) -> _Leak:
-    """Forgetting inflates the variance of directions that no batch shows (dead units, features of low rank) without end,
-    until rounding errors count as data. So a trace of the prior is never forgotten: in the long run no direction has less
-    than `LEAK` of its precision. Features get theirs in turn, a few a step, which costs no more than a small batch."""
-    D = prior.shape[0]
-    count = min(LEAKING, D)
-    index = (step * count + torch.arange(count, device=prior.device)) % D
-    return _Leak(index, prior[index] * (LEAK * D / count * (1 - gamma)) * (step > 0))
+    @property
+    def coefficient(self) -> Lambda | per_sample:
+        return self._lam
 
 
-def _predict_information(A: Tensor, gamma: float | Tensor, q: float) -> Tensor:
-    """`A <- (I + q gamma A)^-1 gamma A`, which for q = 0 is `gamma A`."""
-    A = gamma * A
-    if q > 0:
-        L, _ = torch.linalg.cholesky_ex(torch.eye(A.shape[0], dtype=A.dtype, device=A.device) + q * A)
-        A = linalg.cholesky_solve(A, L)
-        A = (A + A.T) / 2
-    return A
+class _Forgetting:
+    """The forgetting factors of several filters, `(M,)`, some of which follow the learning rate of their model."""
+
+    def __init__(self, forget: Tensor, follow: Tensor, rate: Tensor | None):
+        self.forget, self.follow, self.rate = forget, follow, rate
+
+    def __call__(self, step: Tensor) -> Tensor:
+        if self.rate is None:
+            return self.forget
+        share = torch.where(self.follow, self.rate.to(self.forget.dtype).clamp(lambdas.FLOOR, 1.0), 1.0)
+        return 1 - (1 - self.forget) * share
 
 
-def _predict_covariance(P: Tensor, gamma: float | Tensor, q: float) -> Tensor:
-    P = P / gamma
-    return P.diagonal_scatter(P.diagonal() + q)
+def check_side_by_side(rule: Rule) -> None:
+    """Raise a `ValueError` where a stack of models cannot take this rule."""
+    if not isinstance(rule, (Penalised, Kalman)):
+        raise ValueError(f"a stack takes Ridge, Proximal, Ema and Kalman, got {rule}")
+    lam = rule.lam if isinstance(rule, Kalman) else rule.coefficient
+    lam = lam.lam if isinstance(lam, per_sample) else lam
+    if callable(lam) or (isinstance(lam, lambdas.relative) and callable(lam.ratio)):
+        raise ValueError(f"a stack takes no function of the step as a lambda (use follow=True), got {rule}")
+    if isinstance(lam, (int, float)) and lam == 0:
+        raise ValueError(f"a stack needs a positive lambda or beta, got {rule}")
+    if isinstance(rule, Kalman):
+        if callable(rule.forget):
+            raise ValueError(f"a stack takes no function of the step as forget (use follow=True), got {rule}")
+        if rule.drift > 0:
+            raise ValueError(f"a stack takes no drift, got {rule}")
 
 
-Gain = Callable[[System], Tensor]  # from the residuals of a system to the update (o, D)
+def side_by_side(
+    rules: Sequence[Rule],
+    features: int,
+    bias: bool,
+    *,
+    follow: Sequence[bool] | None = None,
+    rate: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Rule:
+    """One rule for a stack of models, of one kind: penalised ones, or Kalman filters (all in the information form).
 
-
-def _class_mean(rows: ClassRows) -> float:
-    """What a sample counts on average over the classes: the one matrix that all of them share cannot know more."""
-    return 1 + (rows.k - 1) / rows.E.shape[1]
-
-
-def _absorb_information(A: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Gain, Tensor]:
-    if isinstance(system, ClassRows):
-        G = system.gram()
-        A = A.diagonal_scatter(A.diagonal().index_add(0, leak.index, leak.value))
-        scale = (A.diagonal() + G.diagonal()).rsqrt()
-        L, ok = linalg.factor_shifted_(scale[:, None] * (A + G) * scale, 0.0)
-        return A + _class_mean(system) * G, lambda rows: class_systems.factored(rows, L / scale[:, None]), ok
-    A = A + system.moments().G
-    A = A.diagonal_scatter(A.diagonal().index_add(0, leak.index, leak.value))
-    scale = A.diagonal().rsqrt()
-    L, ok = linalg.factor_shifted_(scale[:, None] * A * scale, 0.0)
-    return A, lambda other: linalg.cholesky_solve(scale[:, None] * other.C, L).T * scale, ok
-
-
-def _absorb_covariance(P: Tensor, system: System, leak: _Leak) -> tuple[Tensor, Gain, Tensor]:
-    if isinstance(system, ClassRows):
-        once, _, ok = _absorb_covariance(P, linalg.Rows(system.X, system.E), leak)
-        root = _class_mean(system) ** 0.5
-        remembered, _, _ = _absorb_covariance(P, linalg.Rows(root * system.X, system.E), leak)
-        slack = 4 * P.shape[0] * torch.finfo(P.dtype).eps * once.diagonal()
-        R, info = torch.linalg.cholesky_ex(once.diagonal_scatter(once.diagonal() + slack))
-        return remembered, lambda rows: class_systems.by_covariance(rows, R), ok & (info == 0)
-    D = P.shape[0]
-    rounding = torch.finfo(P.dtype).eps * P.diagonal()
-    gain: Gain
-    if isinstance(system, Moments):
-        # P <- (P^-1 + G)^-1 = R (I + R^T G R)^-1 R^T with R a factor of P
-        G = system.G.diagonal_scatter(system.G.diagonal().index_add(0, leak.index, leak.value))
-        R, info = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() + 4 * D * rounding))
-        solved, ok = linalg.solve_shifted_(R.T @ G @ R, 1.0, R.T)
-        P, ok = R @ solved, ok & (info == 0)
-        posterior = P
-        gain = lambda other: (posterior @ other.C).T  # noqa: E731
-    else:
-        # the leak is measurements of single features that find no error
-        seen = torch.zeros(len(leak.index), D, dtype=P.dtype, device=P.device)
-        X = torch.cat([system.X, seen.scatter(1, leak.index[:, None], leak.value.sqrt()[:, None])])
-        XP = X @ P
-        L, ok = linalg.factor_shifted_(XP @ X.T, 1.0)
-        KT = linalg.cholesky_solve(XP, L)
-        n = system.X.shape[0]
-        gain = lambda other: linalg.rows_of(other).E.T @ KT[:n]  # noqa: E731
-        M = P - KT.T @ XP
-        P = M + (KT.T - M @ X.T) @ KT  # Joseph's form: the plain one plus what rounding took from it
-    P = (P + P.T) / 2
-    return P.diagonal_scatter(P.diagonal() + rounding), gain, ok
+    follow: which models' memories lengthen as their learning rate falls (as by `lambdas.follow_lr`); rate: those rates as
+        shares of their base, `(M,)`, a tensor that the caller writes before each solve.
+    """
+    for rule in rules:
+        check_side_by_side(rule)
+    kind = {"dtype": torch.float64, "device": device}
+    filtered = [rule for rule in rules if isinstance(rule, Kalman)]
+    if filtered:
+        if len(filtered) < len(rules):
+            raise ValueError("Kalman filters stand side by side with Kalman filters only")
+        forget = torch.tensor([rule.forget for rule in filtered], **kind)
+        follows = torch.tensor([False] * len(rules) if follow is None else list(follow), device=device)
+        prior = lambdas.SideBySide([rule.lam for rule in filtered], features, bias, device=device)
+        return Kalman(_Forgetting(forget, follows, rate), lam=prior, form="information")
+    penalised = [rule for rule in rules if isinstance(rule, Penalised)]
+    lam = lambdas.SideBySide(
+        [rule.coefficient for rule in penalised], features, bias, follow=follow, rate=rate, device=device
+    )
+    keep, mix = (torch.tensor([getattr(rule, name) for rule in penalised], **kind) for name in ("keep", "mix"))
+    if bool((mix == 1).all()) and bool((keep == keep[0]).all()):
+        return Proximal(lam) if keep[0] else Ridge(lam)
+    return _Mixed(keep[:, None, None], mix[:, None, None], lam)

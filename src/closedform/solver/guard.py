@@ -1,0 +1,112 @@
+"""All or nothing: a solve is taken whole, or the layer and the rule's memory stay as they were.
+
+A solve counts as accepted where its factor exists and every number of the new layer, *as it will be stored*, and of the new
+memory is finite. Nothing here looks at values from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import route
+from .losses import Squared
+from .systems import Batch
+
+if TYPE_CHECKING:
+    from .rules import Rule, Source, Step
+
+
+class Layer(NamedTuple):
+    """What a solve changes: weight `(o, d)`, bias `(o,)` or None, and the counters of accepted and of all solves."""
+
+    weight: Tensor
+    bias: Tensor | None
+    step: Tensor
+    attempts: Tensor
+
+
+def solve_(
+    layer: Layer,
+    rule: Rule,
+    source: Source,
+    memory: Mapping[str, Tensor],
+    stored: Callable[[], Tensor],
+    write: Callable[[Tensor], None],
+) -> None:
+    """Solve a layer on a batch and take the result, all or nothing: by fused kernels where the route allows them, else by
+    the rule.
+
+    stored: gives the layer as one matrix `(o, D)` in the dtype that it is kept in; write takes such a matrix."""
+    kernels = _kernels(layer)
+    if kernels is not None and _fused_(kernels, layer, rule, source, memory):
+        return
+    old = stored()
+    new = rule.update(old.to(route.precision(old.device)), source, dict(memory), layer.step)
+    if kernels is not None and not new.memory and old.dtype == layer.weight.dtype:
+        kernels.accept_(layer, new.W, new.ok)
+        return
+    accept_(layer, new, memory, old, write)
+
+
+def accept_(
+    layer: Layer, new: Step, memory: Mapping[str, Tensor], old: Tensor, write: Callable[[Tensor], None]
+) -> None:
+    """Take the layer and the memory that a rule has made, or leave both; count the solve."""
+    W = new.W.to(old.dtype)
+    take = accepted(new.ok, W, new.memory, layer.weight.dtype)
+    write(chosen(take, W, old))
+    for name, tensor in new.memory.items():
+        otherwise = memory[name] if new.reset is None or name not in new.reset else new.reset[name]
+        memory[name].copy_(chosen(take, tensor, otherwise))
+    layer.step.add_(take)
+    layer.attempts.add_(1)
+
+
+def _kernels(layer: Layer) -> ModuleType | None:
+    """The kernels for CUDA, where they can write this layer. Imported late, since Triton takes its time."""
+    if layer.weight.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    from . import cuda
+
+    return cuda if cuda.usable(layer.weight, layer.bias) else None
+
+
+def _fused_(kernels: ModuleType, layer: Layer, rule: Rule, source: Source, memory: Mapping[str, Tensor]) -> bool:
+    """The whole solve by the kernels for one lambda and few rows or few features, where they apply."""
+    if not isinstance(source, Batch) or source.weight is not None or source.sizes is not None:
+        return False
+    if not route.fused(*source.phi.shape) or not isinstance(source.loss, Squared):
+        return False
+    small = rule.small(source.phi.shape[0], dict(memory), layer.step)
+    if small is None:
+        return False
+    kernels.solve_(layer, source.phi, source.y, small.lam, small.ratio, small.from_zero)
+    return True
+
+
+def accepted(ok: Tensor, W: Tensor, memory: Mapping[str, Tensor], stored: torch.dtype) -> Tensor:
+    """Whether a solve counts, for every model: a truth value of the shape of `ok`, `()` or `(M,)`.
+
+    W: the new layers `(..., o, D)`; `stored` is the dtype in which they are kept, where a number may overflow.
+    """
+    total = _sum(W.to(stored), ok.ndim)
+    for tensor in memory.values():
+        total = total + _sum(tensor, ok.ndim)
+    return ok & (total - total == 0)  # what is not finite, minus itself, is NaN
+
+
+def _sum(tensor: Tensor, models: int) -> Tensor:
+    """The sum of all numbers of a model, in float64, where finite float32 numbers cannot overflow."""
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    dims = tuple(range(models, tensor.ndim))
+    return tensor.sum(dims, dtype=wide) if dims else tensor.to(wide)
+
+
+def chosen(take: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new tensor of the models whose solve counts, the old one of the others."""
+    return torch.where(take.reshape(take.shape + (1,) * (new.ndim - take.ndim)), new, old)

@@ -1,0 +1,81 @@
+"""Which linear system is solved, in which precision and by which method: every such choice of the package.
+
+    question                         answer                                                          function
+    rows or moments?                 rows (the dual, `n x n`) up to as many rows as features,        by_rows
+                                     else moments (the primal, `D x D`)
+    which precision?                 float64; float32 on a device without it, and for a layer that   precision
+                                     asks for no more where lambda is known to be large enough
+    a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
+                                     look at the numbers is free
+    the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
+    how many rows at a time?         as many as fit a block of memory                                piece
+    fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
+                                     features
+
+A look at numbers is free in eager mode on the CPU; everywhere else a branch becomes a mask (`may_branch`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# Above this bound on (largest eigenvalue + lam) / lam a Cholesky factor loses more than half of float64's digits, and the
+# singular value decomposition, which does not square the condition number, takes over (where a branch is possible).
+MAX_CONDITION = 1e8
+# Up to this ratio of the Gram matrix's trace to lambda, rounding to float32 changes the Gram by less than a tenth of lambda
+FLOAT32_TRACE = 1e6
+CHUNK = 8192  # rows of one model upcast at a time on the way to moments
+_BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
+FUSED_ROWS = 128  # the kernels take the dual up to so many rows
+INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
+
+Form = Literal["information", "covariance"]
+
+
+def may_branch(tensor: Tensor) -> bool:
+    """Whether a look at values is free: in eager mode on the CPU. Elsewhere a branch becomes a mask."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def by_rows(n: int, features: int) -> bool:
+    """Whether n rows of so many features (the bias counted in) are solved as rows: then their system is the smaller."""
+    return n <= features
+
+
+def precision(device: torch.device, trace_bound: float | None = None) -> torch.dtype:
+    """The dtype of a solve. `trace_bound` is a bound on `tr(X^T X) / lam` that is known before the features are seen, given
+    only by a caller whose layer needs no more than float32's digits."""
+    if device.type == "mps":
+        return torch.float32
+    small = trace_bound is not None and trace_bound <= FLOAT32_TRACE and device.type == "cpu"
+    return torch.float32 if small else torch.float64
+
+
+def ill_conditioned(diagonal: Tensor, lam: float | Tensor) -> Tensor:
+    """Whether `tr(K) / lam`, which bounds the condition number of `K + lam I` from above, is past what Cholesky can do, for
+    every model; `lam` may have one value an entry of the diagonal. NaN and inf are left to the guard."""
+    bound = (diagonal.detach() / lam).sum(-1)
+    return (bound > MAX_CONDITION) & (bound < float("inf"))
+
+
+def filter_form(features: int) -> Form:
+    """What a Kalman filter keeps: the inverse of its covariance, or the covariance, where an update by few rows is cheap."""
+    return "information" if features <= INFORMATION else "covariance"
+
+
+def piece(models: int, features: int, device: torch.device) -> int:
+    """How many rows are upcast at a time on the way to moments."""
+    if models == 1:
+        return CHUNK
+    return max(features, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES["cpu"]) // (8 * models * features))
+
+
+def fused(n: int, in_features: int) -> bool:
+    """Whether the CUDA kernels take a batch of n rows: few rows, or more rows than features (without the bias), but no more
+    than are upcast at once."""
+    if by_rows(n, in_features):
+        return n <= FUSED_ROWS
+    return n <= CHUNK

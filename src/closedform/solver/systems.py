@@ -1,0 +1,362 @@
+"""A batch as the solver sees it: rows, or moments of rows.
+
+`Batch` holds features and targets as they came and states its system against a layer: few rows stay rows, many become
+moments, piece by piece, so that float64 copies never grow with the batch. A loss other than the squared one is replaced by
+its quadratic bound (see `closedform.losses`): its working targets are fitted, and half its curvature is a sample weight.
+
+Everything may have a leading model axis: features `(M, n, d)`, targets `(M, n, o)`, layers `(M, o, D)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Union
+
+import torch
+from torch import Tensor
+
+from .. import distributed
+from . import route
+from .losses import GeneralizedSquared, Loss, Squared
+
+
+@dataclass
+class Rows:
+    """A batch as rows: features `X (..., n, D)` and residuals `E (..., n, o)`, both scaled by the root of the sample weight.
+
+    n: the batch size that `per_sample` sees, the number of samples or the sum of their weights.
+    padded: X with columns of zeros up to an even width, which the fast products of a GPU want.
+    """
+
+    X: Tensor
+    E: Tensor
+    n: int | float | Tensor = 0
+    bias: bool = False
+    padded: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.X.dtype
+
+    @property
+    def wide(self) -> Tensor:
+        return self.X if self.padded is None else self.padded
+
+    @property
+    def C(self) -> Tensor:
+        return self.X.mT @ self.E
+
+    @property
+    def ee(self) -> Tensor:
+        return self.E.square().sum(-2)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of `X^T X`."""
+        return self.X.square().sum(-2)
+
+    def gram(self) -> Tensor:
+        D, wide = self.X.shape[-1], self.wide
+        return (wide.mT @ wide)[..., :D, :D]
+
+    def moments(self) -> Moments:
+        D = self.X.shape[-1]
+        return Moments(self.gram(), (self.wide.mT @ self.E)[..., :D, :], self.ee, self.n, self.bias)
+
+    def scaled(self, scale: Tensor) -> Rows:
+        """In other units: every feature multiplied by its scale `(..., D)`."""
+        return replace(self, X=self.X * scale.unsqueeze(-2), padded=None)
+
+    def model(self, k: int) -> Rows:
+        """One model's rows of a stack."""
+        return Rows(self.X[k], self.E[k], _of_model(self.n, k), self.bias)
+
+
+@dataclass
+class ClassRows(Rows):
+    """Rows whose own class counts `k` times: the squared residual `E[i, c]` has the weight k where `label[i]` is c."""
+
+    label: Tensor = field(default_factory=lambda: torch.empty(0))
+    k: float = 1.0
+
+    @property
+    def weighted(self) -> Tensor:
+        """The residuals times their weights."""
+        own = self.label[:, None]
+        return self.E.scatter_add(1, own, (self.k - 1) * self.E.gather(1, own))
+
+    @property
+    def C(self) -> Tensor:
+        return self.X.T @ self.weighted
+
+    @property
+    def ee(self) -> Tensor:
+        return (self.E * self.weighted).sum(0)
+
+
+@dataclass
+class Moments:
+    """A batch as moments: `G = X^T X (..., D, D)`, `C = X^T E (..., D, o)` and `ee (..., o)`, the squared residuals summed."""
+
+    G: Tensor
+    C: Tensor
+    ee: Tensor
+    n: int | float | Tensor = 0
+    bias: bool = False
+    rows: Callable[[], Rows] | None = None  # where the rows are still at hand, for the route that needs them
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.G.dtype
+
+    def diagonal(self) -> Tensor:
+        return self.G.diagonal(dim1=-2, dim2=-1)
+
+    def moments(self) -> Moments:
+        return self
+
+    def scaled(self, scale: Tensor) -> Moments:
+        """In other units: every feature multiplied by its scale `(..., D)`."""
+        down, rows = scale.unsqueeze(-1), self.rows
+        again = None if rows is None else lambda: rows().scaled(scale)
+        return replace(self, G=down * self.G * scale.unsqueeze(-2), C=down * self.C, rows=again)
+
+    def model(self, k: int) -> Moments:
+        """One model's moments of a stack."""
+        rows = self.rows
+        again = None if rows is None else lambda: rows().model(k)
+        return Moments(self.G[k], self.C[k], self.ee[k], _of_model(self.n, k), self.bias, again)
+
+
+System = Union[Rows, Moments]
+
+
+def _of_model(n: int | float | Tensor, k: int) -> int | float | Tensor:
+    return n[k] if isinstance(n, Tensor) and n.ndim else n
+
+
+def rows_of(system: System) -> Rows:
+    """The rows behind a system that has them."""
+    if isinstance(system, Rows):
+        return system
+    assert system.rows is not None
+    return system.rows()
+
+
+def least_squares(X: Tensor, E: Tensor) -> System:
+    """The system of rows as they are, by the smaller route."""
+    rows = Rows(X, E, X.shape[-2])
+    if route.by_rows(X.shape[-2], X.shape[-1]):
+        return rows
+    return replace(rows.moments(), rows=lambda: rows)
+
+
+@dataclass
+class Batch:
+    """Features `phi (..., n, d)`, targets `y (..., n, o)` and sample weights `(..., n)`; with `bias` the features get a
+    column of ones.
+
+    sizes: the rows on every rank where the batch is spread over `group`.
+    residual: what the layer as it is leaves over, `y - phi W^T`, where the caller has it already.
+    exact: whether the layer asks for all of float64's digits; see `route.precision`.
+    """
+
+    phi: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    bias: bool = True
+    loss: Loss = field(default_factory=Squared)
+    group: distributed.ProcessGroup = False
+    sizes: list[int] | None = None
+    residual: Tensor | None = None
+    exact: bool = True
+    _gathered: Batch | None = None
+
+    @property
+    def features(self) -> int:
+        """D, the number of features with the bias counted in."""
+        return self.phi.shape[-1] + int(self.bias)
+
+    @property
+    def total(self) -> int:
+        """N, the number of rows on all ranks."""
+        return self.phi.shape[-2] if self.sizes is None else sum(self.sizes)
+
+    @property
+    def inner_steps(self) -> int:
+        """How many systems are solved one after the other, each but the first made by `refined`."""
+        return self.loss.inner_steps
+
+    def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System:
+        """The system of the residuals against the layer `W (..., o, D)` (None: zeros), by rows where they are few."""
+        dtype = route.precision(self.phi.device) if dtype is None else dtype
+        if self._by_rows:
+            return self._all._rows(W, 0, self.total, None, dtype)
+        return self.moments(W, dtype)
+
+    def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
+        """The system once more, with the loss bounded at the layer `W_k` instead of at `W`: the residuals are new, the
+        features are not."""
+        if isinstance(system, Rows):
+            return self._all._rows(W, 0, self.total, W_k, system.dtype)
+        C = sum((part.wide.mT @ part.E)[..., : self.features, :] for part in self._pieces(W, system.dtype, W_k))
+        assert isinstance(C, Tensor)
+        if self.sizes is not None:
+            C = distributed.add_up(C, self.group)
+        rows = None if system.rows is None else lambda: self._rows(W, 0, self.phi.shape[-2], W_k, system.dtype)
+        return replace(system, C=C, rows=rows)
+
+    @property
+    def _by_rows(self) -> bool:
+        return route.by_rows(self.total, self.features) or isinstance(self.loss, GeneralizedSquared)
+
+    @property
+    def _all(self) -> Batch:
+        """The rows of all ranks, exchanged once."""
+        if self.sizes is None:
+            return self
+        if self._gathered is not None:
+            return self._gathered
+        # in one dtype, whatever each rank has
+        dtype, sizes = route.precision(self.phi.device), self.sizes
+        gather = lambda tensor: distributed.gather_rows(tensor.to(dtype), sizes, self.group)  # noqa: E731
+        weight = None if self.weight is None else gather(self.weight)
+        self._gathered = Batch(gather(self.phi), gather(self.y), weight, self.bias, self.loss)
+        return self._gathered
+
+    def _rows(self, W: Tensor | None, low: int, high: int, W_k: Tensor | None, dtype: torch.dtype) -> Rows:
+        padded = extend(self.phi[..., low:high, :], self.bias, dtype)
+        X = padded[..., : self.features]
+        y = self.y[..., low:high, :].to(dtype)
+        if self.residual is not None and W is not None and W_k is None:
+            E = self.residual[..., low:high, :].to(dtype)
+        else:
+            E = self._residual(X, y, W, W if W_k is None else W_k)
+        count, weight = high - low, None
+        if self.weight is not None:
+            weight = self.weight[..., low:high].to(dtype)
+            count = weight.sum(-1)
+        if isinstance(self.loss, GeneralizedSquared):
+            root = 1.0 if weight is None else weight.sqrt()[:, None]
+            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.k)
+        bound = self.loss.curvature / 2
+        if weight is None and bound == 1:
+            return Rows(X, E, count, self.bias, padded)
+        root = bound**0.5 if weight is None else (bound * weight).sqrt().unsqueeze(-1)
+        return Rows(root * X, root * E, count, self.bias)
+
+    def _residual(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:
+        """What is left to fit at W of the working targets at W_k."""
+        if isinstance(self.loss, (Squared, GeneralizedSquared)):
+            t = y if isinstance(self.loss, Squared) else self.loss.m * y
+            return t if W is None else t - X @ W.to(X.dtype).mT
+        z = None if W is None else X @ W.to(X.dtype).mT
+        z_k = z if W_k is W else None if W_k is None else X @ W_k.to(X.dtype).mT
+        t = self.loss.working_target(torch.zeros_like(y) if z_k is None else z_k, y)
+        return t if z is None else t - z
+
+    def _pieces(self, W: Tensor | None, dtype: torch.dtype, W_k: Tensor | None = None) -> Iterator[Rows]:
+        n = self.phi.shape[-2]
+        # compiled, a loop over pieces would be unrolled for every new n
+        if torch.compiler.is_compiling():
+            pieces = [(0, n)]
+        else:
+            size = route.piece(self.phi[..., 0, 0].numel() if n else 1, self.features, self.phi.device)
+            pieces = [(low, min(low + size, n)) for low in range(0, max(n, 1), size)]
+        for low, high in pieces:
+            yield self._rows(W, low, high, W_k, dtype)
+
+    def moments(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:
+        """The moments of the residuals against `W`, however few rows there are."""
+        dtype = route.precision(self.phi.device) if dtype is None else dtype
+        total = None
+        for rows in self._pieces(W, dtype):
+            part = rows.moments()
+            if total is None:
+                total = part
+            else:
+                total.G += part.G
+                total.C += part.C
+                total.ee += part.ee
+                total.n = total.n + part.n
+        assert total is not None
+        if self.sizes is None:
+            total.rows = lambda: self._rows(W, 0, self.phi.shape[-2], None, dtype)
+            return total
+        return reduced(total, self.group)
+
+
+def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """The rows in the solver's dtype, with a 1 at the end of each for the bias; then zeros up to a multiple of eight where
+    that makes products faster. Rows that are stored feature by feature stay so."""
+    *lead, n, d = phi.shape
+    dtype = route.precision(phi.device) if dtype is None else dtype
+    if phi.requires_grad or torch.compiler.is_compiling() or (phi.device.type == "cpu" and not lead):
+        return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0) if bias else phi.to(dtype)
+    if not bias and phi.dtype == dtype and (lead or phi.device.type == "cpu"):
+        return phi
+    D = d + int(bias)
+    transposed = d > 1 and phi.stride(-1) != 1
+    width = D if lead else -(-D // 8) * 8
+    X = torch.empty(*lead, *((width, n) if transposed else (n, width)), dtype=dtype, device=phi.device)
+    X = X.mT if transposed else X
+    X[..., :d] = phi
+    if bias:
+        X[..., d] = 1
+    if width > D:
+        X[..., D:] = 0
+    return X
+
+
+def reduced(moments: Moments, group: distributed.ProcessGroup) -> Moments:
+    """The moments of all ranks together, in one exchange."""
+    D, o = moments.C.shape
+    count = torch.as_tensor(moments.n, dtype=moments.dtype, device=moments.G.device).reshape(1)
+    packed = torch.cat([moments.G.reshape(-1), moments.C.reshape(-1), moments.ee, count])
+    G, C, ee, n = distributed.add_up(packed, group).split([D * D, D * o, o, 1])
+    return Moments(G.view(D, D), C.view(D, o), ee, n[0], moments.bias)
+
+
+def check_batch(
+    phi: Tensor, y: Tensor, weight: Tensor | None, in_features: int, out_features: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The batch with leading dimensions flattened, or a `ValueError` that says what is wrong with it."""
+    for name, value in (("phi", phi), ("y", y), ("sample_weight", weight)):
+        if not isinstance(value, Tensor) and not (value is None and name == "sample_weight"):
+            raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not phi.is_floating_point():
+        raise ValueError(f"phi must be floating point, got {phi.dtype}")
+    if phi.ndim == 0 or phi.shape[-1] != in_features:
+        raise ValueError(f"phi must have {in_features} features in its last dimension, got shape {tuple(phi.shape)}")
+    expected = (*phi.shape[:-1], out_features)
+    if tuple(y.shape) != expected:
+        hint = "; y.unsqueeze(-1) would fit" if (*y.shape, 1) == expected else ""
+        if out_features > 1 and tuple(y.shape) in (expected[:-1], (*expected[:-1], 1)):
+            hint = f"; class labels are whole numbers of shape {expected[:-1]}, and go with a loss of classes"
+        raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}{hint}")
+    if y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y must be real numbers, got {y.dtype}; y.float() may be what you want")
+    if phi.device != y.device:
+        raise ValueError(f"phi and y must be on one device, got {phi.device} and {y.device}")
+    if phi.ndim != 2:
+        phi, y = phi.reshape(-1, in_features), y.reshape(-1, out_features)
+    if phi.shape[0] == 0:
+        raise ValueError(f"no samples: phi has shape {(*expected[:-1], in_features)}")
+    if weight is not None:
+        if weight.numel() != phi.shape[0] or tuple(weight.shape) != expected[:-1]:
+            raise ValueError(f"sample_weight must have shape {expected[:-1]}, got {tuple(weight.shape)}")
+        weight = weight.reshape(-1)
+    if route.may_branch(phi):
+        for name, tensor in (("phi", phi), ("y", y), ("sample_weight", weight)):
+            # a finite sum has finite terms, and takes no memory to find
+            if tensor is None or math.isfinite(tensor.sum()):
+                continue
+            bad = (~torch.isfinite(tensor.reshape(phi.shape[0], -1))).any(1).nonzero()
+            if len(bad):
+                raise ValueError(f"{name} has NaN or infinite values (first in row {int(bad[0])} of {phi.shape[0]})")
+        if weight is not None and bool((weight < 0).any()):
+            raise ValueError(f"sample_weight must not be negative, got {float(weight.min())}")
+        if weight is not None and not bool((weight > 0).any()):
+            raise ValueError("no samples: every sample_weight is zero")
+    return phi, y, weight
