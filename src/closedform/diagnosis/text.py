@@ -211,7 +211,8 @@ def _solve(d: Diagnosis) -> str:
             return f"not tried: the data hold no batch of {d.batch_size:.0f} samples"
         return "-"
     if not d.held_out:
-        return f"gains {_percent(d.solve_share)} of a full solve's gain on its own batch, and goes {_percent(d.moved)} of the way"
+        share = f"gains {_percent(d.solve_share)} of a full solve's gain on its own batch"
+        return f"{share}, and goes {_percent(d.moved)} of the way"
     losing = _percent(float((d.gains < 0).double().mean()))
     return (
         f"gains {_percent(d.solve_share)} of a full solve's gain on unseen data "
