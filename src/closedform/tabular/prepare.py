@@ -12,7 +12,7 @@ MOST = 200_000  # rows that `spread` makes
 def merged(X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Equal rows as one row with the sum of their weights, those of weight zero left out, in an order of their own.
 
-    So a weight of two is exactly a row given twice, and the order in which rows are given does not matter.
+    So a weight of two is exactly a row that occurs twice, and the order of the rows does not matter.
 
     >>> X, Y, w = merged(np.array([[1.0], [2.0], [1.0]]), np.array([[5.0], [6.0], [5.0]]), None)
     >>> X.ravel().tolist(), w.tolist()
@@ -32,8 +32,8 @@ def merged(X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> tuple[np.
 
 
 def spread(X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merged rows, those of which others have the same inputs and another class given again one by one, about as often as
-    their weight says: held out as a whole, a class would be missing where it belongs.
+    """Merged rows, of which those that share their inputs with another class are repeated, about as often as their weight
+    says: held out as a whole, a class would be missing where it belongs.
 
     >>> X, Y, w = spread(np.array([[1.0], [1.0], [2.0]]), np.array([[0.0], [1.0], [1.0]]), np.array([3.0, 1.0, 9.0]))
     >>> X.ravel().tolist(), Y.ravel().tolist(), w.tolist()

@@ -1,4 +1,4 @@
-"""The parameters of the estimators, what may be given for them, and what "auto" means for a table of so many rows."""
+"""The parameters of the estimators, which values they take, and what "auto" means for a table of so many rows."""
 
 from __future__ import annotations
 
