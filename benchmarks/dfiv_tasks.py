@@ -53,7 +53,7 @@ BY_NAME = {task.name: task for task in TASKS}
 
 @dataclass(frozen=True)
 class Setting:
-    """Lambdas are relative to the mean square of the features in a batch, see `closedform.solver.lambdas.relative`; networks are
+    """Lambdas are relative to the mean square of the features in a batch, see `closedform.lambdas.relative`; networks are
     the widths of their layers, the last of them the features."""
 
     batch: int

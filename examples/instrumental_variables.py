@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from closedform.estimators import DFIVRegressor
+from closedform.iv import DFIVRegressor
 
 
 def sales(price: np.ndarray) -> np.ndarray:

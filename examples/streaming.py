@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from closedform.estimators import ClosedFormRegressor
+from closedform.tabular import ClosedFormRegressor
 
 BATCH = 100
 

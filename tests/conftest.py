@@ -1,5 +1,18 @@
 """One thread: the problems are tiny, and threads that wait for each other make them slow on a busy machine."""
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A folder with a table and the model that `closedform train` made of it, and the outcome of that training."""
+    from closedform.tabular import training
+
+    from .table_cases import homes
+
+    here = tmp_path_factory.mktemp("trained")
+    homes().to_csv(here / "homes.csv", index=False)
+    return here, training.train(here / "homes.csv", "price", here / "model", categorical=["zip"], max_iter=25)

@@ -9,19 +9,12 @@ pytest.importorskip("sklearn")
 from closedform.estimators import DFIVRegressor, load
 from closedform.iv import DFIV, Data, Rules, Split, linear, members, reestimated
 from closedform.iv.bootstrap import digest
+from closedform.iv.inputs import Observations
 from closedform.iv.summary import deep_part, linear_part
 from closedform.paper.data import iv
 from closedform.solver.lambdas import relative
 
-SMALL = {"max_iter": 4, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0, "treatment": "linear"}
-
-
-def design(n=200, seed=0):
-    rng = np.random.default_rng(seed)
-    z, u, e = rng.standard_normal((3, n))
-    W = rng.standard_normal((n, 2))
-    x = z + 0.8 * u + W[:, 0]
-    return x[:, None], 2 * x + W[:, 0] + 3 * u + 0.3 * e, z[:, None], W
+from .iv_cases import SMALL, design
 
 
 @pytest.mark.parametrize("kinds", [("linear", "deep"), ("deep", "linear")])
@@ -83,7 +76,7 @@ def test_members_take_the_same_ridge():
     predictions = np.stack([m.structural(*_scaled(model, X)).numpy() for m in model.members_])
     assert np.allclose(predictions.mean(0) * model._y[1][0] + model._y[0][0], model.predict(X), rtol=1e-5, atol=1e-5)
     assert model.summary().disagreement > 0
-    assert "members: " in str(model.summary())
+    assert "members disagree by" in str(model.summary())
     assert min(members.RIDGES) >= 1e-3
 
 
@@ -109,8 +102,8 @@ def test_shares_are_beyond_the_controls():
 
 
 def test_the_gap_is_of_re_estimated_layers_whichever_predict(monkeypatch):
-    taken = members.Trial.taking
-    monkeypatch.setattr(members.Trial, "taking", lambda trial, at: taken(trial, len(trial.found) - 1))
+    taken = members.Contender.taking
+    monkeypatch.setattr(members.Contender, "taking", lambda contender, at: taken(contender, len(contender.choices) - 1))
     X, y, Z, _ = design()
     model = DFIVRegressor(**SMALL | {"treatment": "deep"}).fit(X, y, Z=Z)
     assert all(member.ridge == 0 for member in model.members_)  # the layers of training
@@ -269,7 +262,7 @@ def test_columns_by_name(tmp_path):
         model.predict(X, table[["south", "age"]])
     with pytest.raises(ValueError, match="columns of X are wage"):
         model.predict(pandas.DataFrame(X, columns=["wage"]), table)
-    assert np.array_equal(model.predict(X, W), model.predict(X, table))
+    np.testing.assert_allclose(model.predict(X, W), model.predict(X, table), rtol=1e-10)
     model.save(tmp_path / "model")
     with pytest.raises(ValueError, match="columns of W are south, age"):
         load(tmp_path / "model").predict(X, table[["south", "age"]])
@@ -304,7 +297,7 @@ def test_replicates_are_of_their_backbone(tmp_path):
         torch.manual_seed(width)
         net = torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Tanh())
         made.append(DFIVRegressor(**SMALL | {"max_iter": 2, "members": 1}, backbone=net).fit(X, y, Z=Z))
-    rows = (X, y, Z, None)
+    rows = Observations(X, y, Z, None)
     before = digest(made[0], rows)
     assert before != digest(made[1], rows)
     made[0].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
@@ -329,7 +322,7 @@ def test_draws_that_cannot_be_fitted_are_drawn_again(capsys):
     assert "replicate 30/30" in capsys.readouterr().err
     again = DFIVRegressor(features="linear", verbose=True, random_state=np.random.RandomState(0))
     again.fit(x[:, None], x + u, Z=z[:, None])
-    rows = (x[:, None], x + u, z[:, None], None)
+    rows = Observations(x[:, None], x + u, z[:, None], None)
     assert digest(model, rows) == digest(again, rows)
 
 

@@ -11,6 +11,7 @@ from sklearn.base import clone
 from closedform.estimators import DFIVRegressor, load
 from closedform.iv import fitting, linear
 from closedform.iv.bootstrap import digest
+from closedform.iv.inputs import Observations
 from closedform.paper.data import iv
 
 SMALL = {"max_iter": 15, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0}
@@ -139,7 +140,7 @@ def test_the_bootstrap_goes_on_where_it_was(tmp_path):
     model.bootstrap(X, y, Z=Z, replicates=2, folder=tmp_path)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) == 2
-    assert files[0].name.startswith(digest(model, (X, y, Z, None)))
+    assert files[0].name.startswith(digest(model, Observations(X, y, Z, None)))
     times = [file.stat().st_mtime_ns for file in files]
     files[1].write_bytes(b"damaged")
     kept = model.predict(X)
@@ -183,7 +184,7 @@ def test_copies_of_a_row_stay_in_one_stage(monkeypatch):
 
     monkeypatch.setattr(fitting, "diagnosed", spy)
     model = DFIVRegressor(**SMALL | {"max_iter": 1})
-    fitting.attributes(model, X[drawn], y[drawn], Z[drawn], None, names=["x"], groups=drawn)
+    fitting.attributes(model, Observations(X[drawn], y[drawn], Z[drawn], None), names=["x"], groups=drawn)
     first, second, held = ({int(drawn[row]) for row in rows.tolist()} for rows in seen)
     assert not first & second
     assert not first & held

@@ -14,10 +14,8 @@ from sklearn.preprocessing import StandardScaler
 
 from closedform.estimators import DFIVRegressor, load
 from closedform.iv import effects, linear, members
-from closedform.iv import files as dfiv_files
-from closedform.tabular import files
 
-from .test_dfiv_diagnostics import SMALL, design
+from .iv_cases import SMALL, design
 
 # ---- scikit-learn --------------------------------------------------------------------------------
 
@@ -80,8 +78,8 @@ def test_replicates_take_the_layers_of_the_fit(monkeypatch, tmp_path):
     X, y, Z, _ = design()
     for at, told in ((-1, 0.0), (2, members.RIDGES[2])):
         with monkeypatch.context() as patch:
-            taken = members.Trial.taking
-            patch.setattr(members.Trial, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
+            taken = members.Contender.taking
+            patch.setattr(members.Contender, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
             model = DFIVRegressor(**SMALL).fit(X, y, Z=Z)
         assert [member.ridge for member in model.members_] == [told, told]
         model.members_[0].first, model.members_[1].first = 1e-6, 1.0  # as if stage one had chosen these
@@ -140,24 +138,6 @@ def test_one_row_of_controls_serves_all():
     assert np.allclose(several, model.effect(np.zeros(5), np.arange(5.0), np.repeat(W[:1], 5, 0)))
     with pytest.raises(ValueError, match="x0 and x1 have 5 rows and W 3"):
         model.effect(np.zeros(5), np.ones(5), W[:3])
-
-
-def test_files_of_the_format_before_are_read(tmp_path):
-    X, y, Z, W = design()
-    model = DFIVRegressor(**SMALL).fit(X, y, Z=Z, W=W)
-    head, tensors = files._described_dfiv(model)
-    head["format"] = 1
-    for name in ("_own", "_rows"):
-        del head["attributes"][name]
-    for member in head["attributes"]["members"]:
-        del member["first"]
-    old = files.rebuilt(head, tensors)
-    assert np.array_equal(old.predict(X, W), model.predict(X, W))
-    assert old.score(X, y, Z=Z, W=W) == model.score(X, y, Z=Z, W=W)
-    assert len(old.bootstrap(X, y, Z=Z, W=W, replicates=1).replicates_) == 1
-    head["format"] = dfiv_files.FORMAT + 1
-    with pytest.raises(ValueError, match="format 3, and this version reads 1 and 2"):
-        files.rebuilt(head, tensors)
 
 
 # ---- Input ---------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from torch import nn
 import closedform as cf
 from closedform.diagnosis import text
 
+from .diagnosis_cases import healthy, whole
 from .helpers import features, head
-from .test_diagnose import healthy, whole
 
 
 def said(diagnosis, words):
@@ -41,7 +41,7 @@ def test_advice_on_lambda():
 
 def test_advice_on_the_features():
     phi, y, layer = healthy()
-    assert said(cf.diagnose_batch(layer, phi[:10], y[:10]), "10 samples are no more than the 21 features") == 1
+    assert said(cf.diagnose_batch(layer, phi[:10], y[:10]), "There are 10 samples for 21 features") == 1
     broken = phi.clone()
     broken[:, :3] = 0
     broken[:, 3:6] = 0.7
@@ -123,5 +123,5 @@ def test_a_backbone_that_moved_on_is_no_slow_head():
     result = cf.diagnose(nn.Identity(), layer, whole(1.5 * phi, y, 50))
     assert float((result.gains > 0).double().mean()) == 1
     assert said(result, "every solve fits its own batch") == 1
-    assert said(result, "cf.refit_ mends that") == 1
+    assert said(result, "cf.refit_ corrects that") == 1
     assert said(result, "too slowly") == 0

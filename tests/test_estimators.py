@@ -1,8 +1,5 @@
 """The scikit-learn estimators: every check of scikit-learn's own, and what those do not look at."""
 
-import functools
-import io
-import json
 import os
 import pickle
 import subprocess
@@ -17,9 +14,7 @@ pytest.importorskip("safetensors")
 
 import joblib
 import pandas as pd
-from safetensors.torch import save_file
 from sklearn.base import clone
-from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -28,24 +23,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import closedform as cf
-from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor, load
-from closedform.tabular.files import described
-from closedform.tabular.prepare import folds, merged, moments
+from closedform.arrays import moments
+from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor
+from closedform.tabular.prepare import folds, merged
 
-FAST = {"max_iter": 15, "random_state": 0}
-
-
-def table(n=240, seed=0):
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-1, 1, (n, 4)) * [1, 100, 0.01, 1] + [0, 1e4, 0, 5]
-    z = (X - [0, 1e4, 0, 5]) / [0.6, 60, 0.006, 0.6]
-    return X, 1e3 + 50 * (np.sin(2 * z[:, 0]) + z[:, 1] * z[:, 2])
-
-
-def classes(n=240, seed=0, k=3):
-    X, y = make_classification(n, 6, n_informative=4, n_classes=k, class_sep=1.5, random_state=seed)
-    return X, np.array(["red", "green", "blue", "grey"])[y]
-
+from .table_cases import FAST, classes, table
 
 # ---- scikit-learn's own checks -------------------------------------------------------------------
 
@@ -334,97 +316,6 @@ def test_pickles_and_joblib(rule, tmp_path):
         assert np.array_equal(a, b)
 
 
-# ---- Files ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", ["proximal", "kalman", "learned", cf.Proximal(lam=5.0)])
-def test_save_and_load(rule, tmp_path):
-    X, y = table(100)
-    frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
-    model = ClosedFormRegressor(rule=rule, **FAST).fit(frame, y)
-    again = load(model.save(tmp_path / "model.safetensors"))
-    assert again.get_params() == model.get_params()
-    assert np.array_equal(again.predict(frame), model.predict(frame))
-    assert again.loss_curve_ == model.loss_curve_
-    assert again.feature_names_in_.tolist() == ["a", "b", "c", "d"]
-    if rule == "kalman":
-        assert np.array_equal(again.predict(frame, return_std=True)[1], model.predict(frame, return_std=True)[1])
-    assert np.array_equal(again.partial_fit(frame, y).predict(frame), model.partial_fit(frame, y).predict(frame))
-
-
-@pytest.mark.parametrize("labels", [np.array([3, 7]), np.array([True, False]), np.array(["ja", "nein"]), [0.5, 1.5]])
-def test_save_and_load_a_classifier(labels, tmp_path):
-    X, y = classes(100, k=2)
-    y = np.asarray(labels)[(y == "red").astype(int)]
-    if y.dtype == float:
-        y = y.astype(object).astype(str)
-    model = ClosedFormClassifier(**FAST).fit(X, y)
-    again = load(model.save(tmp_path / "model.safetensors"))
-    assert again.classes_.dtype == model.classes_.dtype
-    assert np.array_equal(again.predict(X), model.predict(X))
-    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
-
-
-def test_a_backbone_is_given_again(tmp_path):
-    X, y = table(100)
-    make = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())  # noqa: E731
-    model = ClosedFormRegressor(backbone=make(), **FAST).fit(X, y)
-    path = model.save(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"backbone of class Sequential: load\(path, backbone=...\)"):
-        load(path)
-    assert np.array_equal(load(path, backbone=make()).predict(X), model.predict(X))
-    with pytest.raises(ValueError, match="of another backbone"):
-        load(path, backbone=torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh()))
-
-
-def test_loading_executes_nothing(tmp_path):
-    """A pickle that would run code when read, under our file's name, is refused and not run."""
-
-    class Bomb:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "exploded"), "w"))
-
-    path = tmp_path / "model.safetensors"
-    for data in (pickle.dumps(Bomb()), _torch_saved(Bomb()), b"", b"\xff" * 100):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match="not a whole safetensors file"):
-            load(path)
-    assert not (tmp_path / "exploded").exists()
-
-
-def _torch_saved(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def test_a_damaged_or_foreign_file_is_named(tmp_path):
-    from safetensors.torch import save_file
-
-    X, y = table(60)
-    path = ClosedFormRegressor(max_iter=2).fit(X, y).save(tmp_path / "model.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
-        load(path)
-    save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="holds tensors, but no closedform estimator"):
-        load(path)
-    save_file({"a": torch.zeros(2)}, path, metadata={"closedform": json.dumps({"format": 99})})
-    with pytest.raises(ValueError, match="format 99"):
-        load(path)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load(tmp_path / "nowhere")
-
-
-def test_a_rule_that_is_code_cannot_be_saved(tmp_path):
-    X, y = table(60)
-    model = ClosedFormRegressor(rule=cf.Proximal(lam=lambda step: 1.0), max_iter=2).fit(X, y)
-    with pytest.raises(ValueError, match="cannot be saved"):
-        model.save(tmp_path / "model.safetensors")
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- Bad input -----------------------------------------------------------------------------------
 
 
@@ -555,57 +446,3 @@ def test_tensors_of_bfloat16():
     np.testing.assert_array_equal(
         model.predict(short), ClosedFormRegressor(**FAST).fit(short.float(), y).predict(short.float())
     )
-
-
-def _hostile(name, change):
-    return pytest.param(change, id=name)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _hostile("a list", lambda h, t: []),
-        _hostile("attributes", lambda h, t: h.update(attributes=[1])),
-        _hostile("a parameter that is none", lambda h, t: h["parameters"].update(zzz=1)),
-        _hostile("a bad parameter", lambda h, t: h["parameters"].update(learning_rate="x")),
-        _hostile("members", lambda h, t: h["parameters"].update(members=3)),
-        _hostile("layers larger than memory", lambda h, t: h["parameters"].update(hidden_layer_sizes=[200_000] * 2)),
-        _hostile("rows", lambda h, t: h.update(rows=-5)),
-        _hostile("rows as text", lambda h, t: h.update(rows="x")),
-        _hostile("classes", lambda h, t: h["classes"].update(values=[True])),
-        _hostile("the type of classes", lambda h, t: h["classes"].update(dtype="zzz")),
-        _hostile("no classes", lambda h, t: h.pop("classes") and None),
-        _hostile("the temperature", lambda h, t: h["attributes"].update(temperature_="x")),
-        _hostile("the number of inputs", lambda h, t: h["attributes"].update(n_features_in_=7)),
-        _hostile("names of inputs", lambda h, t: h.update(feature_names=["a"])),
-        _hostile("another class", lambda h, t: h.update({"class": ["x"]})),
-        _hostile("a rule", lambda h, t: h["parameters"].update(rule={})),
-        _hostile("a shape", lambda h, t: t.update(input_mean_=torch.zeros(2, 2))),
-        _hostile("a scale of zero", lambda h, t: t.update(input_scale_=torch.zeros(3).double())),
-        _hostile("a scale of NaN", lambda h, t: t.update(input_scale_=torch.full((3,), float("nan")).double())),
-        _hostile("shares", lambda h, t: t.update(shares_=torch.ones(2).double())),
-        _hostile("weights of NaN", lambda h, t: t.update({"engine.flat": t["engine.flat"] * float("nan")})),
-        _hostile("weights of integers", lambda h, t: t.update({"engine.flat": t["engine.flat"].int()})),
-    ],
-)
-def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):
-    head, tensors = _small()
-    found = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
-    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(head if found is None else found)})
-    with pytest.raises(ValueError, match="x.st holds no closedform estimator"):
-        load(tmp_path / "x.st")
-
-
-def test_a_model_of_a_gpu_is_loaded_without_one(tmp_path):
-    head, tensors = _small()
-    body = json.loads(head)
-    body["parameters"]["device"] = "cuda"
-    save_file(tensors, tmp_path / "x.st", metadata={"closedform": json.dumps(body)})
-    assert load(tmp_path / "x.st").device == ("cuda" if torch.cuda.is_available() else "auto")
-
-
-@functools.cache
-def _small():
-    X = np.random.default_rng(0).normal(size=(60, 3))
-    head, tensors = described(ClosedFormClassifier(random_state=0, max_iter=1).fit(X, X[:, 0] > 0))
-    return json.dumps(head), tensors

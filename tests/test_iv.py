@@ -347,7 +347,7 @@ def test_identification_is_checked():
     with pytest.raises(ValueError, match="vary independently"):
         linear.two_stage(np.ones((50, 1)), X[:, 0], Z)
     with pytest.raises(ValueError, match="at least as many instruments"):
-        linear.two_stage(X[:, :1], X[:, 1], Z, W=Z)  # an instrument that is a control tells nothing
+        linear.two_stage(X[:, :1], X[:, 1], Z, controls=Z)  # an instrument that is a control tells nothing
 
 
 def test_free_columns_are_not_penalised():

@@ -3,7 +3,12 @@
 Needs the extra `sklearn`: pip install 'closedform[sklearn]'.
 """
 
-from .iv import DFIVRegressor, DFPVRegressor
-from .tabular import ClosedFormClassifier, ClosedFormRegressor, load
+from .extras import require
+
+require("closedform.estimators", "sklearn", "sklearn")
+
+from .estimator_files import load  # noqa: E402
+from .iv import DFIVRegressor, DFPVRegressor  # noqa: E402
+from .tabular import ClosedFormClassifier, ClosedFormRegressor  # noqa: E402
 
 __all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "DFIVRegressor", "DFPVRegressor", "load"]

@@ -59,7 +59,12 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / CLAIM, "w") as file:
+    try:
+        # a link would lead to somebody's file; nothing is written, so nothing is lost where the name is taken
+        descriptor = os.open(folder / CLAIM, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as bad:
+        raise ValueError(f"{folder / CLAIM} cannot be used to claim the folder: {bad.strerror}") from None
+    with open(descriptor, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -9,9 +9,9 @@
         head.solve(phi, y)
 
 Three questions are answered. What can the features do (their spectrum, effective rank and dead units; the share of the
-target that they can attain, paper eq. 39)? What does solving gain over a gradient step (Theorem 5.3)? And does lambda fit
-the features: how much of the past does the head remember, and what does a solve of its rule gain? That last one is measured,
-not modelled: the rule is applied to real batches, without touching the head, and judged on the data.
+target that they can attain, paper eq. 39)? What does solving gain over a gradient step (Theorem 5.3)? Does lambda fit the
+features: how much of the past does the head remember, and what does a solve of its rule gain? The last answer is measured:
+the rule is applied to real batches, without touching the head, and judged on the data.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from ..solver import lambdas
 from ..solver.rules import Ema, Kalman, Proximal, Ridge, Rule
 from ..solver.systems import Rows
 from ..theory.one_step import bound, variation
-from . import measures as data
-from . import plot, text
+from . import measures, plot, text
 
 NOTHING = 1e-12  # a gain, or a variation, below this share of the whole is rounding error
 
@@ -155,16 +154,16 @@ def diagnose(
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    sums, trials, count = data.Sums(head), data.Trials(head, batch_size), 0
-    with data.same_random_numbers(backbone, head), features_of(backbone, head) as features:
+    sums, trials, count = measures.Sums(head), measures.Trials(head, batch_size), 0
+    with measures.same_random_numbers(backbone, head), features_of(backbone, head) as features:
         for batch in islice(loader, batches):
-            phi, y, weight = data.read(batch, features, head)
+            phi, y, weight = measures.read(batch, features, head)
             sums.add(phi, y, weight)
             trials.add(phi, y, weight)
             count += 1
     if count == 0:
         raise ValueError("diagnose saw no samples: the loader is empty")
-    return _diagnosis(head, data.by_moments(sums, trials.done), batch_size or sums.rows / count)
+    return _diagnosis(head, measures.by_moments(sums, trials.done), batch_size or sums.rows / count)
 
 
 @torch.no_grad()
@@ -172,14 +171,14 @@ def diagnose_batch(head: nn.Linear, phi: Tensor, y: Tensor) -> Diagnosis:
     """Diagnose the head on the features and targets of one batch: cheap enough to do now and then during training.
 
     With no more samples than features, every target is attainable on them, and nothing is said of that."""
-    phi, y, _ = data.checked(head, phi.detach(), y, None)
-    trials = data.Trials(head, None)
+    phi, y, _ = measures.checked(head, phi.detach(), y, None)
+    trials = measures.Trials(head, None)
     trials.add(phi, y, None)
     if len(phi) > head.in_features:
-        sums = data.Sums(head)
+        sums = measures.Sums(head)
         sums.add(phi, y, None)
-        return _diagnosis(head, data.by_moments(sums, trials.done), len(phi))
-    return _diagnosis(head, data.by_rows(head, phi, y, trials.done), len(phi))
+        return _diagnosis(head, measures.by_moments(sums, trials.done), len(phi))
+    return _diagnosis(head, measures.by_rows(head, phi, y, trials.done), len(phi))
 
 
 class Diagnostics:
@@ -196,7 +195,7 @@ class Diagnostics:
         self.history: list[tuple[int, Diagnosis]] = []
 
     def __call__(self, phi: Tensor, y: Tensor) -> Diagnosis | None:
-        """Take note of a step; returns the diagnosis where one was made."""
+        """Count a step; returns the diagnosis at every `every`-th one, else None."""
         step = self.calls
         self.calls += 1
         if step % self.every:
@@ -212,7 +211,7 @@ class Diagnostics:
 # ---- Measuring -----------------------------------------------------------------------------------
 
 
-def _diagnosis(head: nn.Linear, m: data.Measured, batch_size: float) -> Diagnosis:
+def _diagnosis(head: nn.Linear, m: measures.Measured, batch_size: float) -> Diagnosis:
     d, o, n = head.in_features, head.out_features, m.weight
     bias = head.bias is not None
     solved = head if isinstance(head, ClosedFormLinear) else None
@@ -262,7 +261,7 @@ def _diagnosis(head: nn.Linear, m: data.Measured, batch_size: float) -> Diagnosi
     )
 
 
-def _gains(m: data.Measured, full: float) -> tuple[Tensor, bool]:
+def _gains(m: measures.Measured, full: float) -> tuple[Tensor, bool]:
     """Of every solve tried, a share of the full gain: on the other rows, where there are any."""
     held_out = all(trial.weight < (1 - NOTHING) * m.weight for trial in m.trials)
     shares = []

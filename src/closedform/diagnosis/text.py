@@ -28,7 +28,7 @@ def _unsolved(d: Diagnosis) -> Iterable[str]:
 def _few(d: Diagnosis) -> Iterable[str]:
     if d.samples <= d.width:
         yield (
-            f"{d.samples} samples are no more than the {d.width} features, so any target is attainable on them. "
+            f"There are {d.samples} samples for {d.width} features, so any target is attainable on them. "
             "Diagnose on more batches to learn about the features."
         )
     elif d.samples < 10 * d.width:
@@ -67,13 +67,13 @@ def _lagging(d: Diagnosis) -> Iterable[str]:
     if d.samples > 2 * d.width and d.lag > 0.5:
         yield (
             f"The head is not the best layer for its features, which can reach a mean squared error of {d.floor:.3g} where "
-            f"this one has {d.error:.3g}. At the end of training, cf.refit_ mends that.{_during(d)}"
+            f"this one has {d.error:.3g}. At the end of training, cf.refit_ corrects that.{_during(d)}"
         )
 
 
 def _during(d: Diagnosis) -> str:
-    """What would help before the end, by the solves that were tried; nothing for a head that was never solved or whose
-    regularisation is the matter, which is said already."""
+    """What would help before the end, by the solves that were tried; nothing for a head that was never solved, or about
+    whose regularisation there is advice already."""
     if d.solves == 0 or not d.held_out or any(_frozen(d)) or any(_chasing(d)):
         return ""
     shorter, longer = _MEMORY.get(type(d.rule), ("", ""))
@@ -194,12 +194,12 @@ def _gradient(d: Diagnosis) -> str:
 
 def _attainable(d: Diagnosis) -> str:
     if math.isnan(d.attainable):
-        return "not known: samples are no more than directions"
+        return "unknown: there are no more samples than directions"
     return f"{_percent(d.attainable)} of the target{' about its mean' if d.bias else ''}, degrees of freedom counted"
 
 
 def _best(d: Diagnosis) -> str:
-    return f"{d.best_error:.4g} here" + ("" if math.isnan(d.floor) else f", {d.floor:.4g} expected elsewhere")
+    return f"{d.best_error:.4g}" + ("" if math.isnan(d.floor) else f", on other samples about {d.floor:.4g}")
 
 
 def _solve(d: Diagnosis) -> str:
@@ -211,10 +211,11 @@ def _solve(d: Diagnosis) -> str:
             return f"not tried: the data hold no batch of {d.batch_size:.0f} samples"
         return "-"
     if not d.held_out:
-        return f"of this rule gains {_percent(d.solve_share)} of that on its own batch, goes {_percent(d.moved)} of the way"
+        share = f"gains {_percent(d.solve_share)} of a full solve's gain on its own batch"
+        return f"{share}, and goes {_percent(d.moved)} of the way"
     losing = _percent(float((d.gains < 0).double().mean()))
     return (
-        f"of this rule gains {_percent(d.solve_share)} of that on the other data "
+        f"gains {_percent(d.solve_share)} of a full solve's gain on unseen data "
         f"({len(d.gains)} tried: median {_percent(float(d.gains.median()))}, {losing} lose)"
     )
 

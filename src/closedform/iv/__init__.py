@@ -15,7 +15,7 @@ from .evaluation import Layers, reestimated
 from .loop import Data, Split, train
 
 if TYPE_CHECKING:
-    from ..tabular.files import load
+    from ..estimator_files import load
     from .dfiv import DFIVRegressor
     from .dfpv import DFPVRegressor
 
@@ -45,5 +45,5 @@ def __getattr__(name: str) -> Any:
     require(f"closedform.iv.{name}", "sklearn", "sklearn")
     from importlib import import_module
 
-    home = {"DFIVRegressor": ".dfiv", "DFPVRegressor": ".dfpv", "load": "..tabular.files"}[name]
+    home = {"DFIVRegressor": ".dfiv", "DFPVRegressor": ".dfpv", "load": "closedform.estimator_files"}[name]
     return getattr(import_module(home, __name__), name)

@@ -12,12 +12,13 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from ..tabular.prepare import one_thread
-from ..tabular.settings import _are_sizes, _check_auto, _is_count, _is_positive
+from .. import estimator_files
+from ..arrays import one_thread
+from ..parameters import are_sizes, check_auto, is_count, is_positive
 from . import files, fitting, linear
 from .bootstrap import bootstrap
 from .effects import banded, normal, pair
-from .inputs import Rows, check_columns, checked, columns, excluded, mark, matrix, names, outcome, scaled
+from .inputs import Observations, check_columns, checked, columns, mark, matrix, names, outcome, scaled
 from .members import HOLD_OUT, Member
 from .summary import Summary
 
@@ -30,16 +31,18 @@ FITTED = (
     "members_",
     "summary_",
     "replicates_",
-)
+)  # attributes that a fit sets
 
 
 class DFIVRegressor(RegressorMixin, BaseEstimator):
     """Instrumental-variable regression with learned features: the structural function f of `y = f(X, W) + e`, where e moves
     X too, from instruments Z that move X and are independent of e given the controls W.
 
-    Rows are split: stage one learns what the instruments say about the treatment's features, stage two, on other rows, what
-    these say about the outcome (the paper's Algorithm 3). A second member has the halves exchanged, and predictions are
-    averaged. What has to be chosen is chosen by the outcome given the instruments, on rows that no stage has seen.
+    The controls are called `W` in every method, as in econml.
+
+    Rows are split: stage one learns what the instruments say about the treatment's features, and stage two, on other rows,
+    what these say about the outcome (the paper's Algorithm 3). A second member has the halves exchanged, and predictions are
+    averaged. Rows that no stage has seen make all choices, by how well the outcome is predicted from the instruments.
 
     Parameters
     ----------
@@ -139,13 +142,14 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
 
     def _fit(
-        self, X: Any, y: Any, Z: Any, W: Any, told: list[str], tables: dict[str, list[str] | None]
+        self, X: Any, y: Any, Z: Any, controls: Any, treatments: list[str], tables: dict[str, list[str] | None]
     ) -> DFIVRegressor:
+        """`fit`, with the names of the treatments and of the columns of every table."""
         self._check_parameters()
-        made = fitting.attributes(self, *checked(X, y, Z, W), names=told, columns=tables)
+        attributes = fitting.attributes(self, checked(X, y, Z, controls), names=treatments, columns=tables)
         for name in FITTED:  # of an earlier fit, perhaps of another kind; at the end, so that an error changes nothing
             self.__dict__.pop(name, None)
-        self.__dict__.update(made)
+        self.__dict__.update(attributes)
         return self
 
     def _check_parameters(self) -> None:
@@ -153,26 +157,26 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         choices["rule"] = ("proximal", "kalman", "ridge")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                told = ", ".join(f'"{value}"' for value in allowed)
-                raise ValueError(f"{name} must be one of {told}, got {getattr(self, name)!r}")
-        _check_auto("hidden_layer_sizes", self.hidden_layer_sizes, _are_sizes, "a sequence of positive integers")
-        three = lambda sizes: _are_sizes(sizes) and len(sizes) == 3  # noqa: E731
-        _check_auto("n_features", self.n_features, three, "three positive integers")
-        _check_auto("lam_inner", self.lam_inner, _is_positive, "a positive number")
-        _check_auto("learning_rate", self.learning_rate, _is_positive, "a positive number")
+                listed = ", ".join(f'"{value}"' for value in allowed)
+                raise ValueError(f"{name} must be one of {listed}, got {getattr(self, name)!r}")
+        check_auto("hidden_layer_sizes", self.hidden_layer_sizes, are_sizes, "a sequence of positive integers")
+        three = lambda sizes: are_sizes(sizes) and len(sizes) == 3  # noqa: E731
+        check_auto("n_features", self.n_features, three, "three positive integers")
+        check_auto("lam_inner", self.lam_inner, is_positive, "a positive number")
+        check_auto("learning_rate", self.learning_rate, is_positive, "a positive number")
         if self.rule == "ridge" and self.lam_inner != "auto":
             raise ValueError(f'lam_inner is {self.lam_inner!r}, and rule="ridge" has no lambda inside: expected "auto"')
-        _check_auto("max_iter", self.max_iter, _is_count, "a positive integer")
+        check_auto("max_iter", self.max_iter, is_count, "a positive integer")
         for name in ("batch_size", "members"):
-            if not _is_count(getattr(self, name)) or isinstance(getattr(self, name), bool):
+            if not is_count(getattr(self, name)):
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.members > 1 and self.members % 2:
             raise ValueError(
                 f"members must be 1 or even, since they come in pairs with exchanged halves, got {self.members}"
             )
-        if not (self.weight_decay == 0 or _is_positive(self.weight_decay)):
+        if not (self.weight_decay == 0 or is_positive(self.weight_decay)):
             raise ValueError(f"weight_decay must be a number from 0 on, got {self.weight_decay!r}")
-        if not _is_positive(self.validation_fraction) or not self.validation_fraction < 0.9:
+        if not is_positive(self.validation_fraction) or not self.validation_fraction < 0.9:
             raise ValueError(f"validation_fraction must be between 0 and 0.9, got {self.validation_fraction!r}")
         if self.backbone is not None and not isinstance(self.backbone, nn.Module):
             raise ValueError(f"backbone must be a torch.nn.Module or None, got {type(self.backbone).__name__}")
@@ -184,38 +188,36 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "summary_")
         return self._predicted(*self._inputs(X, W))
 
-    def _predicted(self, X: np.ndarray, W: np.ndarray | None) -> np.ndarray:
+    def _predicted(self, X: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
         if self._linear:
-            found = X @ self.coef_ + self.intercept_
-            return found if W is None else found + W @ self.control_coef_
-        x = scaled(X, self._x)
-        o = None if W is None else scaled(W, self._w)
+            predictions = X @ self.coef_ + self.intercept_
+            return predictions if controls is None else predictions + controls @ self.control_coef_
+        parts = []
         with one_thread(), torch.no_grad():
-            parts: Any = [
-                sum(
-                    m.structural(x[low : low + CHUNK], None if o is None else o[low : low + CHUNK])
-                    for m in self.members_
-                )
-                for low in range(0, len(x), CHUNK)
-            ]
-        found = torch.cat(parts).numpy() / len(self.members_)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return found * self._y[1][0] + self._y[0][0]
+            for low in range(0, len(X), CHUNK):
+                x = scaled(X[low : low + CHUNK], self._x)
+                c = None if controls is None else scaled(controls[low : low + CHUNK], self._w)
+                parts.append(torch.stack([member.structural(x, c) for member in self.members_]).mean(0))
+        return self._in_units(torch.cat(parts))
+
+    def _in_units(self, outcomes: torch.Tensor) -> np.ndarray:
+        """Standardised outcomes in the units of y."""
+        return outcomes.numpy() * self._y[1][0] + self._y[0][0]
 
     def averaged(self, X: Any, W: Any) -> np.ndarray:
         """The structural function at each row of the controls W, averaged over the treatments X: `(len(W),)`."""
         check_is_fitted(self, "summary_")
         if self._controls == 0:
             raise ValueError("the fit had no controls, so there is nothing to hold while averaging: see predict")
-        W = matrix(W, "W")
-        X, _ = self._inputs(X, np.broadcast_to(W[:1], (len(matrix(X, "X")), W.shape[1])))
-        if W.shape[1] != self._controls:
-            raise ValueError(f"W has {W.shape[1]} columns; the fit had {self._controls} controls")
+        controls = matrix(W, "W")
+        X, _ = self._inputs(X, np.broadcast_to(controls[:1], (len(matrix(X, "X")), controls.shape[1])))
+        if controls.shape[1] != self._controls:
+            raise ValueError(f"W has {controls.shape[1]} columns; the fit had {self._controls} controls")
         if self._linear:
-            return X.mean(0) @ self.coef_ + self.intercept_ + W @ self.control_coef_
-        x, o = scaled(X, self._x), scaled(W, self._w)
+            return X.mean(0) @ self.coef_ + self.intercept_ + controls @ self.control_coef_
+        x, c = scaled(X, self._x), scaled(controls, self._w)
         with one_thread(), torch.no_grad():
-            found: Any = sum(member.averaged(x, o) for member in self.members_)
-        return found.numpy() / len(self.members_) * self._y[1][0] + self._y[0][0]
+            return self._in_units(torch.stack([member.averaged(x, c) for member in self.members_]).mean(0))
 
     @property
     def _linear(self) -> bool:
@@ -227,44 +229,46 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         as 0.95, also the ends of an interval: from `bootstrap`, or for a linear fit from its standard errors."""
         check_is_fitted(self, "summary_")
         p = self.n_features_in_
+        controls = None
         if W is not None:
             check_columns(W, "W", self._columns)
-            W = matrix(W, "W")
-        ends = pair({"x0": x0, "x1": x1}, p, 1 if W is None else len(W))
-        if W is not None and len(W) == 1:
-            W = np.broadcast_to(W, (len(ends[0]), W.shape[1]))
-        change = self.predict(ends[1], W) - self.predict(ends[0], W)
+            controls = matrix(W, "W")
+        ends = pair({"x0": x0, "x1": x1}, p, 1 if controls is None else len(controls))
+        if controls is not None and len(controls) == 1:
+            controls = np.broadcast_to(controls, (len(ends[0]), controls.shape[1]))
+        change = self.predict(ends[1], controls) - self.predict(ends[0], controls)
         if level is None:
             return change
         if self._linear and not hasattr(self, "replicates_"):
             d = ends[1] - ends[0]
             spread = np.sqrt(np.einsum("ni,ij,nj->n", d, self.covariance_[:p, :p], d)) * normal(level)
             return change, change - spread, change + spread
-        return self._banded(change, lambda m: m.predict(ends[1], W) - m.predict(ends[0], W), level)
+        return self._banded(change, lambda m: m.predict(ends[1], controls) - m.predict(ends[0], controls), level)
 
     def marginal_effect(self, X: Any, W: Any = None, *, level: float | None = None) -> Any:
         """The derivative of the structural function by every treatment, `(n, p)`. With `level`, such as 0.95, instead its
         mean over the rows, `(p,)`, and the ends of an interval of that: from `bootstrap`, or for a linear fit from its
         standard errors."""
         check_is_fitted(self, "summary_")
-        X, W = self._inputs(X, W)
+        X, controls = self._inputs(X, W)
+        slopes = self._slopes(X, controls)
         if level is None:
-            return self._slopes(X, W)
-        mean = self._slopes(X, W).mean(0)
+            return slopes
+        mean = slopes.mean(0)
         if self._linear and not hasattr(self, "replicates_"):
             spread = self.std_error_ * normal(level)
             return mean, mean - spread, mean + spread
-        return self._banded(mean, lambda m: m._slopes(X, W).mean(0), level)
+        return self._banded(mean, lambda m: m._slopes(X, controls).mean(0), level)
 
-    def _slopes(self, X: np.ndarray, W: np.ndarray | None) -> np.ndarray:
+    def _slopes(self, X: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
         if self._linear:
             return np.tile(self.coef_, (len(X), 1))
         slopes = []
         for low in range(0, len(X), CHUNK):
             x = scaled(X[low : low + CHUNK], self._x).requires_grad_()
-            o = None if W is None else scaled(W[low : low + CHUNK], self._w)
+            c = None if controls is None else scaled(controls[low : low + CHUNK], self._w)
             with one_thread():
-                total = torch.stack([member.structural(x, o) for member in self.members_]).sum()
+                total = torch.stack([member.structural(x, c) for member in self.members_]).sum()
                 (slope,) = torch.autograd.grad(total, x)
             slopes.append(slope.double().numpy())
         return np.concatenate(slopes) / len(self.members_) * self._y[1][0] / self._x[1]
@@ -276,28 +280,24 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         y = outcome(y)
         if np.ptp(y) == 0:
             raise ValueError("y is constant: R^2 compares with the variance of the outcome, which is zero")
-        found = self.predict(X, W) if Z is None else self._given_instruments(X, y, Z, W)
-        if len(found) != len(y):
-            raise ValueError(f"X has {len(found)} rows and y {len(y)}; expected as many")
-        return 1 - float(np.square(y - found).sum() / np.square(y - y.mean()).sum())
+        predictions = self.predict(X, W) if Z is None else self._given_instruments(X, y, Z, W)
+        if len(predictions) != len(y):
+            raise ValueError(f"X has {len(predictions)} rows and y {len(y)}; expected as many")
+        return 1 - float(np.square(y - predictions).sum() / np.square(y - y.mean()).sum())
 
     def _given_instruments(self, X: Any, y: Any, Z: Any, W: Any) -> np.ndarray:
-        """The outcome that the instruments tell."""
-        X, W = self._inputs(X, W)
+        """The outcome predicted from the instruments and the controls."""
+        X, controls = self._inputs(X, W)
         self._check_instruments(Z)
-        X, y, Z, W = checked(X, y, Z, W, fitted=True)
-        own = Z[:, self._own if hasattr(self, "_own") else excluded(Z, W)]  # a file of format 1 does not say which
+        X, y, Z, controls = checked(X, y, Z, controls, fitted=True)
+        own = Z[:, self._own]
         if self._linear:
-            if not hasattr(self, "_stage_one"):
-                raise ValueError(
-                    "the fit is from a file of format 1, which has no stage one: fit anew for a score with Z"
-                )
-            return self._predicted(np.column_stack([own, linear.with_ones(W, len(own))]) @ self._stage_one, W)
-        z = scaled(own if W is None else np.column_stack([own, W]), self._z)
-        o = None if W is None else scaled(W, self._w)
-        with torch.no_grad():
-            mean = torch.stack([member.expected(z, o) for member in self.members_]).mean(0).numpy()
-        return mean * self._y[1][0] + self._y[0][0]
+            known = np.column_stack([own, linear.with_ones(controls, len(own))])
+            return self._predicted(known @ self._stage_one, controls)
+        z = scaled(own if controls is None else np.column_stack([own, controls]), self._z)
+        c = None if controls is None else scaled(controls, self._w)
+        with one_thread(), torch.no_grad():
+            return self._in_units(torch.stack([member.expected(z, c) for member in self.members_]).mean(0))
 
     def _check_instruments(self, Z: Any) -> None:
         check_columns(Z, "Z", self._columns)
@@ -325,8 +325,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     ) -> DFIVRegressor:
         """Refit to the rows of the fit, drawn with replacement, for `interval` and `level=` of effects.
 
-        A refit has what the fit has chosen: its design, and its layers (those of training, or the ridges). So the intervals
-        are of the estimator as chosen, and what another choice would have given is not in them.
+        A refit keeps what the fit has chosen: its design, and its layers (those of training, or the ridges). So the
+        intervals do not cover what another choice would have given.
 
         replicates : the number of refits.
         folder : keeps each as soon as it is done; a call with the same fit, rows and folder goes on from there.
@@ -339,11 +339,11 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self._bootstrap(checked(X, y, Z, W), replicates=replicates, folder=folder, n_jobs=n_jobs)
 
     def _bootstrap(
-        self, rows: Rows, *, replicates: int = 50, folder: str | Path | None = None, n_jobs: int = 1
+        self, rows: Observations, *, replicates: int = 50, folder: str | Path | None = None, n_jobs: int = 1
     ) -> DFIVRegressor:
-        if hasattr(self, "_rows") and [len(rows[0]), mark(rows)] != self._rows:
-            told = "others" if len(rows[0]) == self._rows[0] else f"{len(rows[0])}, and the fit had {self._rows[0]}"
-            raise ValueError(f"the rows are not those of the fit, but {told}: expected the same, in the same order")
+        if [len(rows.X), mark(rows)] != self._rows:
+            others = "others" if len(rows.X) == self._rows[0] else f"{len(rows.X)}, and the fit had {self._rows[0]}"
+            raise ValueError(f"the rows are not those of the fit, but {others}: expected the same, in the same order")
         self.replicates_ = bootstrap(self, rows, replicates, folder, n_jobs)
         return self
 
@@ -353,32 +353,34 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self._banded(self.predict(X, W), lambda model: model.predict(X, W), level)[1:]
 
     def _banded(
-        self, estimate: np.ndarray, of: Callable[[DFIVRegressor], np.ndarray], level: float
+        self, estimate: np.ndarray, statistic: Callable[[DFIVRegressor], np.ndarray], level: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not hasattr(self, "replicates_"):
             raise ValueError("there are no replicates: call bootstrap(X, y, Z=Z, W=W) with the rows of the fit first")
-        return banded(estimate, self.replicates_, of, level)
+        return banded(estimate, self.replicates_, statistic, level)
 
     def _inputs(self, X: Any, W: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """Treatments and controls as arrays, checked."""
         check_columns(X, "X", self._columns)
         check_columns(W, "W", self._columns)
         X = matrix(X, "X")
         if X.shape[1] != self.n_features_in_:
             raise ValueError(f"X has {X.shape[1]} treatments; the fit had {self.n_features_in_}")
         if (W is None) != (self._controls == 0):
-            told = f"{self._controls} controls" if self._controls else "no controls"
-            raise ValueError(f"W is {'not ' if W is None else ''}given, and the fit had {told}")
+            fitted = f"{self._controls} controls" if self._controls else "no controls"
+            raise ValueError(f"W is {'not ' if W is None else ''}given, and the fit had {fitted}")
         if W is None:
             return X, None
-        W = matrix(W, "W")
-        if W.shape != (len(X), self._controls):
-            raise ValueError(f"W has shape {W.shape}; expected ({len(X)}, {self._controls}), a row for each of X")
-        return X, W
+        controls = matrix(W, "W")
+        if controls.shape != (len(X), self._controls):
+            raise ValueError(
+                f"W has shape {controls.shape}; expected ({len(X)}, {self._controls}), a row for each of X"
+            )
+        return X, controls
 
     # ---- Files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the fit (without replicates) to one safetensors file; `closedform.estimators.load` reads it."""
-        from ..tabular import files
-
-        return files.save(self, Path(path))
+        """Write the fit (without replicates) to one safetensors file; `closedform.iv.load` reads it."""
+        check_is_fitted(self, "summary_")
+        return estimator_files.save(self, path)

@@ -1,20 +1,21 @@
 """`DFPVRegressor`: what a treatment causes, when its confounder is unseen but has left traces on both sides.
 
-Deep feature proxy variables (Xu, Kanagawa and Gretton 2021) are instrumental variables in other clothes. A *bridge function*
-h with `E[y | A, Z] = E[h(W, A) | A, Z]` has the traces W of the confounder for a treatment, the traces Z for instruments and
-the treatment A for a control; averaged over W it is the outcome under a treatment that somebody sets. So the fit is that of
-`DFIVRegressor`, and nothing here is trained.
+Deep feature proxy variables (Xu, Kanagawa and Gretton 2021) are instrumental variables under other names. A bridge function
+is an h with `E[y | A, Z] = E[h(W, A) | A, Z]`. To `DFIVRegressor`, which fits it, the traces W of the confounder are the
+treatments, the traces Z the instruments, and the treatment A is a control. Averaged over W, h is the mean outcome when
+somebody sets the treatment.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
+from .. import estimator_files
 from . import linear
 from .dfiv import DFIVRegressor
 from .dfpv_summary import ProxySummary, summarised
@@ -58,7 +59,6 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
     array([2.])
     """
 
-    ARRAYS: ClassVar = ("proxies_", "controls_")  # in a file
     bridge_: DFIVRegressor
     proxies_: np.ndarray
     controls_: np.ndarray | None
@@ -73,14 +73,14 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         """Fit treatments `A (n, p)`, outcomes `y (n,)`, the proxies `Z (n, m)` and `W (n, q)`, and observed common causes
         `C (n, r)` or None, which the bridge function takes beside A and predictions are averaged over with W."""
         tables = {name: columns(part) for name, part in (("A", A), ("Z", Z), ("W", W), ("C", C))}
-        told = names(A, "a"), names(W, "w")
+        treatments, proxies = names(A, "a"), names(W, "w")
         A, y, Z, W, C = self._checked(A, y, Z, W, C)
         bridge: Any = DFIVRegressor() if self.bridge is None else clone(self.bridge)
-        given = None if tables["A"] is None or (C is not None and tables["C"] is None) else tables["A"]
-        if given is not None:
-            given = [*given, *(tables["C"] or [])]
-        bridge._fit(W, y, Z, _beside(A, C), told[1], {"X": tables["W"], "Z": tables["Z"], "W": given})
-        self.summary_ = summarised(bridge.summary_, A, y, Z, W, C, told[0])
+        controls = None  # the names of the columns of A and C, where all have one
+        if tables["A"] is not None and (C is None or tables["C"] is not None):
+            controls = [*tables["A"], *(tables["C"] or [])]
+        bridge._fit(W, y, Z, _beside(A, C), proxies, {"X": tables["W"], "Z": tables["Z"], "W": controls})
+        self.summary_ = summarised(bridge.summary_, A, y, Z, W, C, treatments)
         self.bridge_, self.proxies_, self.controls_ = bridge, W, C
         self.n_features_in_, self._columns = A.shape[1], tables
         return self
@@ -101,7 +101,7 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         for name, values in parts.items():
             if (np.ptp(values, axis=0) <= 1e-12 * np.abs(values).max(0)).any():
                 raise ValueError(f"{name} has a constant column: expected every one to vary")
-        given = linear.with_ones(_beside(A, C), len(A))
+        known = linear.with_ones(_beside(A, C), len(A))
         images = W.shape[1] > WIDE or getattr(self.bridge, "backbone", None) is not None
         beside = "A" if C is None else "A and C"
         for j, k in np.ndindex(Z.shape[1], W.shape[1]):
@@ -112,7 +112,7 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
                 )
         for name, values in (("Z", Z), ("W", W)):
             least = 1 if name == "Z" else 0 if images else values.shape[1]
-            more = linear.rank(np.column_stack([given, values])) - linear.rank(given) if least else 0
+            more = linear.rank(np.column_stack([known, values])) - linear.rank(known) if least else 0
             if more < least:
                 raise ValueError(
                     f"{name} has {values.shape[1]} columns of which {more} vary beyond {beside} and each other: expected "
@@ -144,8 +144,7 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         C = self.controls_[rows]
         if bridge._linear:
             return bridge.averaged(W, _beside(A, np.broadcast_to(C.mean(0), (len(A), C.shape[1]))))
-        found = [bridge._predicted(W, _beside(np.broadcast_to(a, (len(C), len(a))), C)).mean() for a in A]
-        return np.array(found)
+        return np.array([bridge._predicted(W, _beside(np.broadcast_to(a, (len(C), len(a))), C)).mean() for a in A])
 
     def effect(self, a0: Any, a1: Any, *, level: float | None = None) -> Any:
         """What setting the treatment to `a1` instead of `a0` does to the mean outcome (numbers, a row or rows; of a single
@@ -156,15 +155,15 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         for name, end in (("a0", a0), ("a1", a1)):
             self._check_names(end, name)
         ends = pair({"a0": a0, "a1": a1}, p)
-        found = self._change(self.bridge_, ends)
+        change = self._change(self.bridge_, ends)
         if level is None:
-            return found
+            return change
         if self.bridge_._linear and not hasattr(self.bridge_, "replicates_"):
             q, d = self.proxies_.shape[1], ends[1] - ends[0]
             V = self.bridge_.covariance_[q : q + p, q : q + p]
             spread = np.sqrt(np.einsum("ni,ij,nj->n", d, V, d)) * normal(level)
-            return found, found - spread, found + spread
-        return banded(found, self._replicates(), lambda bridge: self._change(bridge, ends), level)
+            return change, change - spread, change + spread
+        return banded(change, self._replicates(), lambda bridge: self._change(bridge, ends), level)
 
     def _change(self, bridge: DFIVRegressor, ends: list[np.ndarray]) -> np.ndarray:
         return self._mean(bridge, ends[1]) - self._mean(bridge, ends[0])
@@ -181,12 +180,12 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
 
     def score(self, A: Any, y: Any) -> float:
         """R^2 of `predict` against y, which means something where y is not confounded (an experiment, a known function)."""
-        found, y = self.predict(A), outcome(y)
-        if len(found) != len(y):
-            raise ValueError(f"A has {len(found)} rows and y {len(y)}; expected as many")
+        predictions, y = self.predict(A), outcome(y)
+        if len(predictions) != len(y):
+            raise ValueError(f"A has {len(predictions)} rows and y {len(y)}; expected as many")
         if np.ptp(y) == 0:
             raise ValueError("y is constant: R^2 compares with the variance of the outcome, which is zero")
-        return 1 - float(np.square(y - found).sum() / np.square(y - y.mean()).sum())
+        return 1 - float(np.square(y - predictions).sum() / np.square(y - y.mean()).sum())
 
     def summary(self) -> ProxySummary:
         """Diagnostics: what Z tells of W, what A does in a linear bridge, and warnings. Print it."""
@@ -220,26 +219,9 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
     # ---- Files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the fit (without replicates) to one safetensors file; `closedform.estimators.load` reads it."""
-        from ..tabular import files
-
+        """Write the fit (without replicates) to one safetensors file; `closedform.iv.load` reads it."""
         check_is_fitted(self, "bridge_")
-        return files.save(self, Path(path))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What a file has beside the bridge function, as arrays."""
-        return {name: getattr(self, name) for name in self.ARRAYS if getattr(self, name) is not None}
-
-    def plain(self) -> dict[str, Any]:
-        """The same as JSON."""
-        return {"summary": self.summary_.plain(), "n_features_in_": self.n_features_in_, "_columns": self._columns}
-
-    def restored(self, bridge: DFIVRegressor, arrays: dict[str, np.ndarray], plain: dict[str, Any]) -> DFPVRegressor:
-        """The inverse of `arrays` and `plain`."""
-        self.bridge_, self.summary_ = bridge, ProxySummary.of(plain["summary"])
-        self.n_features_in_, self._columns = plain["n_features_in_"], plain["_columns"]
-        self.proxies_, self.controls_ = arrays["proxies_"], arrays.get("controls_")
-        return self
+        return estimator_files.save(self, path)
 
 
 def _beside(A: np.ndarray, C: np.ndarray | None) -> np.ndarray:

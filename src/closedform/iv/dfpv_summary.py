@@ -1,8 +1,8 @@
-"""What a fitted `DFPVRegressor` has to say: how much Z tells of W beyond the treatment, and what the treatment does."""
+"""The summary of a fitted `DFPVRegressor`: what Z says about W, the treatment's effect, and warnings."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ BLIND = (
 
 @dataclass
 class ProxySummary:
-    """Printed by `str`; `warnings` lists what should give pause. `bridge` is that of the instrumental-variable fit, in which
-    W are the treatments, Z the instruments, and A (with C) the controls."""
+    """Printed by `str`; `warnings` lists reasons to doubt the fit. `bridge` is the summary of the instrumental-variable fit,
+    in which W are the treatments, Z the instruments, and A (with C) the controls."""
 
     treatments: list[str]
     effect: list[float] | None  # of A by a linear bridge, None where that is not identified
@@ -28,100 +28,97 @@ class ProxySummary:
     controlled: bool  # whether there are observed controls C
     bridge: Summary
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def of(plain: dict[str, Any]) -> ProxySummary:
-        made = ProxySummary(**plain)
-        made.bridge = Summary.of(plain["bridge"])
-        return made
+        """The inverse of `dataclasses.asdict`, also after JSON."""
+        fields: dict[str, Any] = {**plain, "bridge": Summary.of(plain["bridge"])}
+        return ProxySummary(**fields)
 
     @property
     def warnings(self) -> list[str]:
-        told, found = self.bridge, []
-        deep = told.kind == "deep"
-        beyond = f"beyond {self._given}"
-        moved = deep and min(told.identified or 0.0, max(told.feature_r2, default=0.0)) >= MOVED
-        if told.treatments and told.first_stage_f < linear.WEAK and not moved:
-            found.append(
-                f"weak proxies: the F of Z for W {beyond} is {told.first_stage_f:.1f}, below {linear.WEAK:g}. Z tells too "
-                "little of what W is, so confounding is undone in part at best, and intervals are too short."
+        bridge, warnings = self.bridge, []
+        deep = bridge.kind == "deep"
+        beyond = f"beyond {self._known}"
+        moved = deep and min(bridge.identified or 0.0, max(bridge.feature_r2, default=0.0)) >= MOVED
+        if bridge.treatments and bridge.first_stage_f < linear.WEAK and not moved:
+            warnings.append(
+                f"weak proxies: the F of Z for W {beyond} is {bridge.first_stage_f:.1f}, below {linear.WEAK:g}. Z says "
+                "too little about W, so the confounding is removed in part at best, and intervals are too short."
             )
         if self.effect is None:
-            found.append("Z does not identify a linear bridge (fewer proxies than W has, or they tell the same of W).")
-        if deep and told.disagreement is not None and not told.disagreement <= APART:
-            found.append(
-                f"the members, fitted to exchanged halves, differ by {told.disagreement:.0%} of the variance of what W does "
-                f"in the bridge function {beyond}: the estimate depends on the split of the rows."
+            warnings.append(
+                "Z does not identify a linear bridge (it has fewer proxies than W, or they say the same about W)."
             )
-        if deep and not (told.gap or 0.0) <= GAP:
-            found.append(
-                f"the layers of training and re-estimated ones differ by {told.gap:.0%} of the variance of what W does in "
-                "the bridge function on average: the layers are badly determined."
+        if deep and bridge.disagreement is not None and not bridge.disagreement <= APART:
+            warnings.append(
+                f"the members, fitted to exchanged halves, disagree by {bridge.disagreement:.0%} of the variance of W's "
+                f"effect in the bridge function {beyond}: the estimate depends on the split of the rows."
             )
-        if deep and not (told.identified or 0.0) >= IDENTIFIED:
-            found.append(
-                f"ill-posed: Z moves only {told.identified:.0%} of the variance of the bridge function {beyond}. The rest "
-                "of its shape rests on smoothness (the ridge), not on data."
+        if deep and not (bridge.gap or 0.0) <= GAP:
+            warnings.append(
+                f"the layers of training and re-estimated ones differ by {bridge.gap:.0%} of the variance of W's mean "
+                "effect in the bridge function: the layers are badly determined."
             )
-        if told.values is not None and told.values <= FEW:
-            found.append(
-                f"Z takes only {told.values} different values: it tells at most as many kinds of the confounder apart, and "
-                "the rest of the bridge function comes from how A shifts them, and from smoothness."
+        if deep and not (bridge.identified or 0.0) >= IDENTIFIED:
+            warnings.append(
+                f"ill-posed: Z moves only {bridge.identified:.0%} of the variance of the bridge function {beyond}. The rest "
+                "of its shape comes from smoothness (the ridge), not from data."
             )
-        return found
+        if bridge.values is not None and bridge.values <= FEW:
+            warnings.append(
+                f"Z takes only {bridge.values} different values: it can tell at most as many values of the confounder "
+                "apart, and the rest of the bridge function comes from how A shifts them, and from smoothness."
+            )
+        return warnings
 
     @property
-    def _given(self) -> str:
+    def _known(self) -> str:
         return "A and C" if self.controlled else "A"
 
     def __str__(self) -> str:
-        told = self.bridge
-        stages = "{:,} in stage one, {:,} in stage two, {:,} held out".format(*told.stages)
-        deep = told.kind == "deep"
+        bridge = self.bridge
+        stages = "{:,} in stage one, {:,} in stage two, {:,} held out".format(*bridge.stages)
+        deep = bridge.kind == "deep"
         lines = [
-            f"{'Deep feature' if deep else 'Linear'} proxy variables: {told.rows:,} rows{f' ({stages})' if deep else ''}",
+            f"{'Deep feature' if deep else 'Linear'} proxy variables: {bridge.rows:,} rows{f' ({stages})' if deep else ''}",
             "",
-            f"What Z tells of W, beyond {self._given} (linear)",
+            f"What Z says about W, beyond {self._known} (linear)",
         ]
-        if told.treatments:
+        if bridge.treatments:
             lines.append(
-                f"  F({told.degrees[0]}, {told.degrees[1]})  {told.first_stage_f:.2f}, p = {told.first_stage_p:.2g} "
+                f"  F({bridge.degrees[0]}, {bridge.degrees[1]})  {bridge.first_stage_f:.2f}, p = {bridge.first_stage_p:.2g} "
                 "(equal variances)"
             )
-            if len(told.treatments) > 1:
-                lines.append(f"  Cragg-Donald F of W together  {told.cragg_donald:.2f}")
-            lines += [f"  {name}: partial R2 of Z {r2:.4f}" for name, r2 in zip(told.treatments, told.partial_r2)]
+            if len(bridge.treatments) > 1:
+                lines.append(f"  Cragg-Donald F of W together  {bridge.cragg_donald:.2f}")
+            lines += [f"  {name}: partial R2 of Z {r2:.4f}" for name, r2 in zip(bridge.treatments, bridge.partial_r2)]
         else:
             lines.append("  left out: W has too many columns")
         lines += ["", "What A does (linear bridge)"]
         for at, name in enumerate(self.treatments):
-            regression = f"regression on {self._given} {self.ordinary[at]:.4f}"
+            regression = f"regression on {self._known} {self.ordinary[at]:.4f}"
             if self.effect is None or self.effect_error is None:
                 lines.append(f"  {name}: not identified; {regression}")
                 continue
             low, high = (self.effect[at] + sign * 1.96 * self.effect_error[at] for sign in (-1, 1))
             lines.append(f"  {name}: {self.effect[at]:.4f} (robust 95 % {low:.4f} to {high:.4f}); {regression}")
         if deep:
-            r2 = ", ".join(f"{value:.2f}" for value in sorted(told.feature_r2, reverse=True))
+            r2 = ", ".join(f"{value:.2f}" for value in sorted(bridge.feature_r2, reverse=True))
             lines += [
                 "",
                 "Bridge function (held-out rows)",
-                f"  R2 of each feature of W given Z, beyond {self._given}: {r2}",
-                f"  outcome given {self._given} and Z: R2 {told.outcome_r2:.3f}",
-                f"  of the bridge function Z moves {told.identified:.0%} of the variance, beyond {self._given}",
+                f"  R2 of each feature of W given Z, beyond {self._known}: {r2}",
+                f"  R2 of the outcome given {self._known} and Z: {bridge.outcome_r2:.3f}",
+                f"  Z moves {bridge.identified:.0%} of the variance of the bridge function, beyond {self._known}",
             ]
-            if told.disagreement is not None:
-                lines.append(f"  members: {told.disagreement:.1%} of what W does apart, beyond {self._given}")
+            if bridge.disagreement is not None:
+                apart = f"{bridge.disagreement:.1%} of the variance of W's effect"
+                lines.append(f"  members disagree by {apart}, beyond {self._known}")
             lines.append(
-                f"  online against re-estimated layers: {told.gap:.1%} of the variance of W's mean effect apart"
+                f"  layers of training and re-estimated ones differ by {bridge.gap:.1%} of the variance of W's mean effect"
             )
-            used = told.used.replace("treatment", "W")
-            lines += [
-                f"  model: {used}",
-                *(f"    {name.replace('treatment', 'W')}: held-out loss {loss:.5g}" for name, loss in told.tried),
-            ]
+            lines.append(f"  model of W: {bridge.used}")
+            lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in bridge.tried]
             lines += ["", BLIND]
         lines += [f"\nWarning: {text}" for text in self.warnings]
         return "\n".join(lines)

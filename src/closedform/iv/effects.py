@@ -1,4 +1,4 @@
-"""From what `effect` is asked to the rows that are compared; intervals of what an estimator says."""
+"""The treatments that `effect` compares, and percentile intervals from replicates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..tabular.prepare import numpy
+from ..arrays import as_numpy
 
-OUTSIDE = 0.2  # share of points where an estimate may lie outside of its own interval, before that is told
-FEW = 20  # replicates, below which it is not
+OUTSIDE = 0.2  # share of points where an estimate may lie outside of its own interval without a warning
+FEW = 20  # with fewer replicates than these there is no warning
 
 
 def treatments(value: Any, p: int, name: str) -> np.ndarray:
     """Rows of p treatments `(rows, p)` from a number, a row or rows; of a single treatment also from `(n,)`, a row each."""
     try:
-        value = np.asarray(numpy(value), dtype=np.float64)
+        value = np.asarray(as_numpy(value), dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, a row or rows of treatments, got {value!r:.80}") from None
     if not np.isfinite(value).all():
@@ -33,8 +33,7 @@ def treatments(value: Any, p: int, name: str) -> np.ndarray:
 
 def pair(ends: dict[str, Any], p: int, rows: int = 1) -> list[np.ndarray]:
     """Both ends, by their names, with as many rows as the longer has, or `rows` of the controls."""
-    made = {name: treatments(value, p, name) for name, value in ends.items()}
-    (one, first), (two, second) = made.items()
+    (one, first), (two, second) = ((name, treatments(value, p, name)) for name, value in ends.items())
     if len(first) != len(second) and 1 not in (len(first), len(second)):
         raise ValueError(f"{one} has {len(first)} rows and {two} {len(second)}; expected as many, or one")
     count = max(len(first), len(second))
@@ -55,17 +54,17 @@ def check_level(level: Any) -> None:
 
 
 def banded(
-    estimate: np.ndarray, replicates: Sequence[Any], of: Callable[[Any], np.ndarray], level: float
+    estimate: np.ndarray, replicates: Sequence[Any], statistic: Callable[[Any], np.ndarray], level: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An estimate with the percentile interval of its replicates. Where the estimate leaves it, that is told."""
+    """An estimate with the percentile interval of its replicates; a warning where the estimate often lies outside."""
     check_level(level)
-    values = np.stack([of(model) for model in replicates])
+    values = np.stack([statistic(model) for model in replicates])
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     share = float(np.mean((estimate < low) | (estimate > high)))
     if level >= 0.9 and len(values) >= FEW and share > OUTSIDE:
         warnings.warn(
-            f"the estimate lies outside of its own {level:.0%} interval at {share:.0%} of the points: refits to drawn rows "
-            "differ from it as a whole, so do not trust the interval",
+            f"the estimate lies outside of its own {level:.0%} interval at {share:.0%} of the points: the replicates as a "
+            "whole differ from it, so do not trust the interval",
             stacklevel=4,
         )
     return estimate, low, high

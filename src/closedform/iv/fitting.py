@@ -11,10 +11,10 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from ..tabular.prepare import moments, one_thread
+from ..arrays import moments, one_thread
 from . import Data, Split, evaluation, linear, members
-from .inputs import Ticker, check_beyond, excluded, mark, scaled
-from .members import Design, Member, Taken
+from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
+from .members import Design, Member, Ridges
 from .summary import Summary, deep_part, linear_part
 
 if TYPE_CHECKING:
@@ -29,47 +29,45 @@ Tried = list[tuple[Design, float]]
 
 def attributes(
     settings: DFIVRegressor,
-    X: np.ndarray,
-    y: np.ndarray,
-    Z: np.ndarray,
-    W: np.ndarray | None,
+    rows: Observations,
     *,
     names: list[str],
     columns: dict[str, list[str] | None] | None = None,
     groups: np.ndarray | None = None,
     designs: list[Design] | None = None,
-    taken: Taken | None = None,
+    ridges: Ridges | None = None,
 ) -> dict[str, Any]:
-    """The attributes of a fit. Rows of one group (of equal number in `groups`) stay in one stage; `designs`, and the ridges
-    `taken`, are given where they have been chosen before."""
-    which = excluded(Z, W)
+    """The attributes of a fit. Rows of one group (those with the same number in `groups`) stay in one stage. `designs` and
+    `ridges` are those of a fit that has chosen them before; None chooses."""
+    X, y, Z, controls = rows
+    which = excluded(Z, controls)
     own = Z[:, which]
-    check_beyond(own, W)
-    shape = {"n_features_in_": X.shape[1], "_controls": 0 if W is None else W.shape[1], "_names": names}
+    check_beyond(own, controls)
+    shape = {"n_features_in_": X.shape[1], "_controls": 0 if controls is None else controls.shape[1], "_names": names}
     shape |= {"_columns": columns or {}, "_instruments": Z.shape[1], "_own": which}
-    shape |= {"_rows": [len(X), mark((X, y, Z, W))]}
+    shape |= {"_rows": [len(X), mark(rows)]}
     if settings.features == "linear":
-        fit = linear.two_stage(X, y, own, W)
+        fit = linear.two_stage(X, y, own, controls)
         shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
         shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance, "_stage_one": fit.stage_one}
-        return shape | {"summary_": linear_part(X, y, own, W, names)}
-    given, groups = groups, np.arange(len(X)) if groups is None else groups
+        return shape | {"summary_": linear_part(X, y, own, controls, names)}
+    needed = ROWS if groups is None else ROWS // 2  # a draw with replacement has fewer different rows
+    groups = np.arange(len(X)) if groups is None else groups
     count = len(np.unique(groups))
-    needed = ROWS if given is None else ROWS // 2  # a draw with replacement has fewer different rows
     if count < needed:
         raise ValueError(
             f"a deep fit needs at least {needed} different rows, got {count}; features='linear' needs fewer"
         )
     if settings.backbone is None and X.shape[1] <= WIDE:  # pixels may be constant
-        linear.check_varying(X, W)
-    instruments = own if W is None else np.column_stack([own, W])
-    parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if W is None else {"_w": W})
+        linear.check_varying(X, controls)
+    instruments = own if controls is None else np.column_stack([own, controls])
+    parts = {"_x": X, "_z": instruments, "_y": y[:, None]} | ({} if controls is None else {"_w": controls})
     scales = {name: moments(part, np.ones(len(X))) for name, part in parts.items()}
     data = Data(*(scaled(part, scales[name]) for name, part in parts.items()))
     seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
     with one_thread():
-        trained, tried, split, held = train(settings, data, groups, designs, taken, seed)
-        summary = linear_part(X, y, own, W, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
+        trained, tried, split, held = train(settings, data, groups, designs, ridges, seed)
+        summary = linear_part(X, y, own, controls, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
         summary = diagnosed(summary, trained, tried, data, split, held, len(np.unique(own, axis=0)))
     return shape | scales | {"members_": trained, "summary_": summary}
 
@@ -108,7 +106,7 @@ def train(
     data: Data,
     groups: np.ndarray,
     designs: list[Design] | None,
-    taken: Taken | None,
+    ridges: Ridges | None,
     seed: int,
 ) -> tuple[list[Member], Tried, Split, Tensor]:
     """Members, the models compared, the first split and the rows held out."""
@@ -134,32 +132,34 @@ def train(
     designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
     total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
-    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, taken)
-    trials = [best]
+    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, ridges)
+    contenders = [best]
     for k in range(1, settings.members):
         part = split(k // 2)
         part = Split(part.second, part.first) if k % 2 else part
         design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
-        stage_one = None if taken is None else taken[min(k, len(taken) - 1)][0]
-        trials.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
+        stage_one = None if ridges is None else ridges[min(k, len(ridges) - 1)][0]
+        contenders.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
     if tick is not None:
         tick.close()
-    return members.pooled(trials, None if taken is None else taken[0][1]), tried, first, held
+    return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, first, held
 
 
 @torch.no_grad()
 def diagnosed(
-    made: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
+    summary: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
 ) -> Summary:
-    """The summary with what the members say on held-out rows, means over them; `values` is the number of different
-    instruments. Shares are of what a regression on the controls' features, over the rows of stage one, leaves, and so is
-    the difference between members, which would else be that of what the controls do. The layers of training are compared by
-    their mean over the controls: what they say of each row apart is noise of the last batches."""
+    """The summary, completed by means over the members on held-out rows; `values` is the number of different instruments.
+
+    The controls are taken out first, by a regression on their features over the rows of stage one: shares and differences
+    between members are of what is left, or they would be about the controls. The layers of training are compared by their
+    mean over the controls, because their values for single rows have the noise of the last batches."""
     rows, before = data.rows(held), data.rows(split.first)
     R2, shares, effects, curves = [], [], [], []
     for member in trained:
         layers = member.layers
-        found, f = layers.phi(member.phi(rows.Z).double()) @ layers.W.T, member.structural(rows.X, rows.O)
+        predicted = layers.phi(member.phi(rows.Z).double()) @ layers.W.T + layers.b
+        f = member.structural(rows.X, rows.O)
 
         def known(part: Data, member: Member = member) -> Tensor:
             psi = member.layers.psi(member.psi(part.X).double())
@@ -173,15 +173,15 @@ def diagnosed(
             by_controls = xi(member.xi(rows.O).double()) @ C.T + c
         beyond, target = target - by_controls, target[:, :-1]
         left = beyond.square().mean(0).clamp(min=1e-30)
-        R2.append(1 - (target - found - layers.b).square().mean(0) / left[:-1])
+        R2.append(1 - (target - predicted).square().mean(0) / left[:-1])
         R2[-1][left[:-1] <= 1e-12] = 0.0
         shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
         effects.append((beyond[:, -1] - beyond[:, -1].mean()).numpy())
-        curves.append([member.curve(rows.X, rows.O, of).numpy() for of in (member.online, member.again)])
+        curves.append([member.curve(rows.X, rows.O, pair).numpy() for pair in (member.online, member.again)])
     first = trained[0]
-    told = {0.0: "layers of training"}.get(first.ridge, f"re-estimated layers, ridge {first.ridge:g} a row")
+    layers = "layers of training" if first.ridge == 0 else f"re-estimated layers, ridge {first.ridge:g} a row"
     return deep_part(
-        made,
+        summary,
         stages=(len(split.first), len(split.second), len(held)),
         feature_r2=torch.stack(R2).mean(0).numpy(),
         identified=float(np.mean(shares)),
@@ -191,14 +191,13 @@ def diagnosed(
         outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
         controlled=rows.O is not None,
         values=values,
-        tried=[(_told(design), loss) for design, loss in tried],
-        used=f"{_told(first.design)}, {told}; {len(trained)} members",
+        tried=[(_name(design), loss) for design, loss in tried],
+        used=f"{_name(first.design)}, {layers}; {len(trained)} members",
     )
 
 
-def _told(design: Design) -> str:
-    kind = {"linear": "linear treatment", "deep": "deep treatment", "backbone": "the given backbone"}[design.treatment]
-    return kind if design.rule == "ridge" else f"{kind}, inner lambda {design.inner:g}"
+def _name(design: Design) -> str:
+    return design.treatment if design.rule == "ridge" else f"{design.treatment}, inner lambda {design.inner:g}"
 
 
 def _nothing_linear(n: int) -> Summary:

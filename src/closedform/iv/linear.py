@@ -1,8 +1,8 @@
 """Two-stage least squares, and what says how strong the instruments are.
 
-    y = X b + W c + e,    first stage  X = Z p + W g + u
+    y = X b + C c + e,    first stage  X = Z p + C g + u
 
-`Z` are the excluded instruments, `W` the controls (instruments for themselves) with a column of ones. Standard errors are
+`Z` are the excluded instruments, `C` the controls (instruments for themselves) with a column of ones. Standard errors are
 those that hold under heteroskedasticity (HC0), or the classical ones.
 
 >>> rng = np.random.default_rng(0)
@@ -46,11 +46,11 @@ class AndersonRubin:
 @dataclass(frozen=True)
 class TwoStage:
     coef: np.ndarray  # of X
-    controls: np.ndarray  # of W, without the intercept
+    controls: np.ndarray  # of the controls, without the intercept
     intercept: float
     covariance: np.ndarray  # of coef, controls and intercept, in this order
     first_stage: FirstStage
-    stage_one: np.ndarray  # what X is given Z, W and a constant: coefficients (m + q + 1, p)
+    stage_one: np.ndarray  # coefficients of X on Z, the controls and a constant, (m + q + 1, p)
 
     @property
     def std_error(self) -> np.ndarray:
@@ -58,17 +58,17 @@ class TwoStage:
         return np.sqrt(np.diag(self.covariance)[: len(self.coef)])
 
 
-def with_ones(W: np.ndarray | None, n: int) -> np.ndarray:
+def with_ones(controls: np.ndarray | None, n: int) -> np.ndarray:
     """The controls and a column of ones."""
-    return np.ones((n, 1)) if W is None else np.column_stack([W, np.ones(n)])
+    return np.ones((n, 1)) if controls is None else np.column_stack([controls, np.ones(n)])
 
 
 def _least_squares(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     """Coefficients of smallest norm, columns in units of their own size."""
     size = np.sqrt(np.square(A).mean(0))
     size = np.where(size > 0, size, 1.0)
-    found = np.linalg.lstsq(A / size, B, rcond=RANK)[0]
-    return found / (size if found.ndim == 1 else size[:, None])
+    coefficients = np.linalg.lstsq(A / size, B, rcond=RANK)[0]
+    return coefficients / (size if coefficients.ndim == 1 else size[:, None])
 
 
 def rank(A: np.ndarray) -> int:
@@ -78,10 +78,10 @@ def rank(A: np.ndarray) -> int:
     return int((values > RANK * max(values[0], 1e-300)).sum()) if len(values) else 0
 
 
-def check_varying(X: np.ndarray, W: np.ndarray | None) -> None:
+def check_varying(X: np.ndarray, controls: np.ndarray | None) -> None:
     """Raise a ValueError unless each treatment varies beyond the others and the controls."""
-    controls = with_ones(W, len(X))
-    own = rank(np.column_stack([controls, X])) - rank(controls)
+    known = with_ones(controls, len(X))
+    own = rank(np.column_stack([known, X])) - rank(known)
     if own < X.shape[1]:
         raise ValueError(
             f"X has {X.shape[1]} treatments of which {own} vary independently of the controls: expected each to vary by "
@@ -89,18 +89,18 @@ def check_varying(X: np.ndarray, W: np.ndarray | None) -> None:
         )
 
 
-def check_identified(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None) -> None:
+def check_identified(X: np.ndarray, Z: np.ndarray, controls: np.ndarray | None) -> None:
     """Raise a ValueError unless the excluded instruments identify the coefficients of X."""
-    check_varying(X, W)
-    controls = with_ones(W, len(X))
-    base = rank(controls)
-    excluded = rank(np.column_stack([controls, Z])) - base
+    check_varying(X, controls)
+    known = with_ones(controls, len(X))
+    base = rank(known)
+    excluded = rank(np.column_stack([known, Z])) - base
     if excluded < X.shape[1]:
         raise ValueError(
             f"Z has {excluded} instruments that are independent of each other and of the controls, and X has {X.shape[1]} "
             "treatments: a linear model needs at least as many instruments as treatments"
         )
-    projected = rank(np.column_stack([controls, _project(np.column_stack([Z, controls]), X)])) - base
+    projected = rank(np.column_stack([known, _project(np.column_stack([Z, known]), X)])) - base
     if projected < X.shape[1]:
         raise ValueError(
             f"the instruments move only {projected} of the {X.shape[1]} treatments independently (rank condition): the "
@@ -113,14 +113,14 @@ def _project(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 
 def two_stage(
-    X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None, *, robust: bool = True
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarray | None = None, *, robust: bool = True
 ) -> TwoStage:
-    """Two-stage least squares of `y (n,)` on treatments `X (n, p)` with instruments `Z (n, m)` and controls `W (n, q)`."""
-    check_identified(X, Z, W)
+    """Two-stage least squares of `y (n,)` on treatments `X (n, p)` with instruments `Z (n, m)` and `controls (n, q)`."""
+    check_identified(X, Z, controls)
     n, p = X.shape
-    controls = with_ones(W, n)
-    A = np.column_stack([X, controls])
-    full = np.column_stack([Z, controls])
+    known = with_ones(controls, n)
+    A = np.column_stack([X, known])
+    full = np.column_stack([Z, known])
     stage_one = _least_squares(full, A)
     A_hat = full @ stage_one
     coefficients = _least_squares(A_hat, y)
@@ -136,7 +136,7 @@ def two_stage(
         coefficients[p:-1],
         float(coefficients[-1]),
         covariance,
-        first_stage(X, Z, W),
+        first_stage(X, Z, controls),
         stage_one[:, :p],
     )
 
@@ -151,27 +151,27 @@ def _inverse(A: np.ndarray) -> np.ndarray:
     return (V @ V.T) / size[:, None] / size
 
 
-def first_stage(X: np.ndarray, Z: np.ndarray, W: np.ndarray | None = None) -> FirstStage:
+def first_stage(X: np.ndarray, Z: np.ndarray, controls: np.ndarray | None = None) -> FirstStage:
     """Partial R^2 of every treatment and the joint F of the excluded instruments, under equal variances."""
     n = len(X)
-    controls = with_ones(W, n)
-    full = np.column_stack([Z, controls])
-    restricted = np.square(X - _project(controls, X)).sum(0)
+    known = with_ones(controls, n)
+    full = np.column_stack([Z, known])
+    restricted = np.square(X - _project(known, X)).sum(0)
     restricted = np.where(restricted > RANK**2 * np.square(X).sum(0), restricted, 0.0)  # what is left is rounding
     unrestricted = np.minimum(np.square(X - _project(full, X)).sum(0), restricted)
-    q, rest = rank(full) - rank(controls), n - rank(full)
+    q, rest = rank(full) - rank(known), n - rank(full)
     with np.errstate(divide="ignore", invalid="ignore"):
         partial = np.where(restricted > 0, 1 - unrestricted / restricted, 0.0)
         F = np.where(restricted > 0, (restricted - unrestricted) / max(q, 1) / (unrestricted / max(rest, 1)), 0.0)
     least = float(np.nan_to_num(F, nan=0.0, posinf=math.inf).min())
-    return FirstStage(least, partial, (q, rest), f_tail(least, q, rest), _cragg_donald(X, controls, full, q, rest))
+    return FirstStage(least, partial, (q, rest), f_tail(least, q, rest), _cragg_donald(X, known, full, q, rest))
 
 
-def _cragg_donald(X: np.ndarray, controls: np.ndarray, full: np.ndarray, q: int, rest: int) -> float:
+def _cragg_donald(X: np.ndarray, known: np.ndarray, full: np.ndarray, q: int, rest: int) -> float:
     """The least eigenvalue of the matrix of F statistics: two treatments may each be moved well, and together only along
     one line (Cragg and Donald 1993)."""
     fitted = _project(full, X)
-    moved, noise = fitted - _project(controls, X), X - fitted
+    moved, noise = fitted - _project(known, X), X - fitted
     A, B = moved.T @ moved / max(q, 1), noise.T @ noise / max(rest, 1)
     size = np.sqrt(np.diag(A + B))
     if not (size > 0).all():
@@ -185,16 +185,16 @@ def _cragg_donald(X: np.ndarray, controls: np.ndarray, full: np.ndarray, q: int,
     return max(least, 0.0) / (1 - least) if least < 1 else math.inf
 
 
-def ordinary(X: np.ndarray, y: np.ndarray, W: np.ndarray | None = None) -> np.ndarray:
+def ordinary(X: np.ndarray, y: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
     """What ordinary least squares gives for X."""
-    return _least_squares(np.column_stack([X, with_ones(W, len(X))]), y)[: X.shape[1]]
+    return _least_squares(np.column_stack([X, with_ones(controls, len(X))]), y)[: X.shape[1]]
 
 
 def anderson_rubin(
     X: np.ndarray,
     y: np.ndarray,
     Z: np.ndarray,
-    W: np.ndarray | None = None,
+    controls: np.ndarray | None = None,
     b0: np.ndarray | float = 0.0,
     *,
     robust: bool = False,
@@ -202,14 +202,14 @@ def anderson_rubin(
     """Whether the instruments explain `y - X b0` beyond the controls: they must not if `b = b0`. The F of equal variances,
     or the Wald statistic over its degrees of freedom with a covariance that holds under heteroskedasticity (HC3)."""
     n = len(X)
-    controls = with_ones(W, n)
-    full = np.column_stack([Z, controls])
+    known = with_ones(controls, n)
+    full = np.column_stack([Z, known])
     target = y - X @ np.broadcast_to(b0, (X.shape[1],))
-    q, rest = rank(full) - rank(controls), n - rank(full)
+    q, rest = rank(full) - rank(known), n - rank(full)
     if robust:
-        F = _wald(Z - _project(controls, Z), target, full) / max(q, 1)
+        F = _wald(Z - _project(known, Z), target, full) / max(q, 1)
         return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
-    restricted = float(np.square(target - _project(controls, target)).sum())
+    restricted = float(np.square(target - _project(known, target)).sum())
     unrestricted = float(np.square(target - _project(full, target)).sum())
     F = (restricted - unrestricted) / q / (unrestricted / rest) if unrestricted > 0 else math.inf
     return AndersonRubin(F, (q, rest), f_tail(F, q, rest))

@@ -1,8 +1,8 @@
 """One pair of networks and layers of `DFIVRegressor`: how it is built, trained and chosen.
 
-Choices are made by the outcome-given-instrument loss on rows that no member trains on: the lambda inside stage two, whether
+Rows that no member trains on choose, by the loss of the outcome given the instruments: the lambda inside stage two, whether
 the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges, the
-same for all members; the ridge of stage one by its own loss on these rows). Of those that are as good as the best, by
+same for all members). The ridge of stage one is chosen by the loss of stage one. Of all that are as good as the best, by
 `evaluation.as_good`, the simplest is taken: what the loss cannot see should not decide.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
 FORGET = 0.99
 HOLD_OUT = 0.15
-Taken = list[tuple[Union[float, None], float]]  # ridges of the stages, of every member
+Ridges = list[tuple[float, float]]  # of stage one and of stage two, for every member
 DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
@@ -64,57 +64,61 @@ class Member:
     online: Layers
     ridge: float  # a row; 0 for the layers of training
     losses: Tensor  # of the outcome given instruments, on held-out rows
-    first: float | None = None  # ridge of stage one, a row; None in files of format 1
+    first: float  # ridge of stage one, a row
     again: Layers | None = None  # the best re-estimated layers, also where those of training predict; not saved
 
-    def structural(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
+    def structural(self, x: Tensor, controls: Tensor | None, layers: Layers | None = None) -> Tensor:
         """The structural function, differentiable in x."""
-        xi = None if self.xi is None or o is None else self.xi(o).double()
+        xi = None if self.xi is None or controls is None else self.xi(controls).double()
         return (layers or self.layers).structural(self.psi(x).double(), xi)[:, 0]
 
-    def curve(self, x: Tensor, o: Tensor | None, layers: Layers | None = None) -> Tensor:
-        """The structural function at each row of x, averaged over the controls o (it is linear in xi), less its mean."""
-        xi = None if self.xi is None or o is None else evaluation.outputs(self.xi, o).mean(0).expand(len(x), -1)
-        found = (layers or self.layers).structural(evaluation.outputs(self.psi, x), xi)[:, 0]
-        return found - found.mean()
+    def curve(self, x: Tensor, controls: Tensor | None, layers: Layers | None = None) -> Tensor:
+        """The structural function at each row of x, averaged over the controls (it is linear in xi), less its mean."""
+        xi = None
+        if self.xi is not None and controls is not None:
+            xi = evaluation.outputs(self.xi, controls).mean(0).expand(len(x), -1)
+        values = (layers or self.layers).structural(evaluation.outputs(self.psi, x), xi)[:, 0]
+        return values - values.mean()
 
-    def averaged(self, x: Tensor, o: Tensor) -> Tensor:
-        """The structural function at each row of o, averaged over x: it is linear in psi."""
+    def averaged(self, x: Tensor, controls: Tensor) -> Tensor:
+        """The structural function at each row of the controls, averaged over x: it is linear in psi."""
         assert self.xi is not None
         psi = evaluation.outputs(self.psi, x).mean(0)
-        return self.layers.structural(psi.expand(len(o), -1), evaluation.outputs(self.xi, o))[:, 0]
+        return self.layers.structural(psi.expand(len(controls), -1), evaluation.outputs(self.xi, controls))[:, 0]
 
-    def expected(self, z: Tensor, o: Tensor | None) -> Tensor:
+    def expected(self, z: Tensor, controls: Tensor | None) -> Tensor:
         """The outcome given instruments."""
-        xi = None if self.xi is None or o is None else self.xi(o).double()
+        xi = None if self.xi is None or controls is None else self.xi(controls).double()
         return self.layers.expected(self.phi(z).double(), xi)[:, 0]
 
     # ---- Files -----------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is learned, by name."""
-        found = {"losses": self.losses}
+        tensors = {"losses": self.losses}
         for name, net in (("psi", self.psi), ("phi", self.phi), ("xi", self.xi)):
             if net is not None:
-                found |= {f"{name}.{key}": value for key, value in net.state_dict().items()}
+                tensors |= {f"{name}.{key}": value for key, value in net.state_dict().items()}
         for name, layers in (("layers", self.layers), ("online", self.online)):
             for field in fields(Layers):
                 value = getattr(layers, field.name)
                 if isinstance(value, Scale):
-                    found |= {f"{name}.{field.name}.mean": value.mean, f"{name}.{field.name}.scale": value.scale}
+                    tensors |= {f"{name}.{field.name}.mean": value.mean, f"{name}.{field.name}.scale": value.scale}
                 elif value is not None:
-                    found[f"{name}.{field.name}"] = value
-        return {key: value.detach().cpu().contiguous().clone() for key, value in found.items()}
+                    tensors[f"{name}.{field.name}"] = value
+        return tensors
 
     @staticmethod
     def rebuilt(
-        design: Design, tensors: dict[str, Tensor], ridge: float, first: float | None, backbone: nn.Module | None
+        design: Design, tensors: dict[str, Tensor], ridge: float, first: float, backbone: nn.Module | None
     ) -> Member:
+        """The inverse of `tensors`."""
         psi, phi, xi, _ = build(design, backbone)
         for name, net in (("psi", psi), ("phi", phi), ("xi", xi)):
             if net is not None:
                 own = {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{name}.")}
                 net.load_state_dict(own)
+                net.eval().requires_grad_(False)
 
         def layers(name: str) -> Layers:
             values: dict[str, Any] = {}
@@ -145,11 +149,11 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
         treated = nn.Identity(), design.inputs
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
-    made = [treated, networks.beside([design.instruments, *design.hidden, k], g)]
+    pairs = [treated, networks.beside([design.instruments, *design.hidden, k], g)]
     if design.controls:
-        made.append(networks.beside([design.controls, *design.hidden, q], g))
-    nets = [net for net, _ in made]
-    return nets[0], nets[1], nets[2] if design.controls else None, [width for _, width in made]
+        pairs.append(networks.beside([design.controls, *design.hidden, q], g))
+    nets = [net for net, _ in pairs]
+    return nets[0], nets[1], nets[2] if design.controls else None, [width for _, width in pairs]
 
 
 def _rules(design: Design) -> Rules:
@@ -170,8 +174,8 @@ def fitted(
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
     first: float | None = None,
-) -> Trial:
-    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one where it is chosen."""
+) -> Contender:
+    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one, None chooses it."""
     psi, phi, xi, widths = build(design, backbone)
     image = design.treatment == "backbone"
     model = DFIV(
@@ -203,12 +207,12 @@ def fitted(
     rows = data.rows(held)
     if not all(bool(value.isfinite().all()) for net in model.modules() for value in net.state_dict().values()):
         raise ValueError(DIVERGED)
-    made = [
+    features = [
         evaluation.outputs(net, part)
         for net, part in ((psi, data.X), (phi, data.Z), (xi, data.O))
         if net and part is not None
     ]
-    if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in made):
+    if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in features):
         raise ValueError(DIVERGED)
     online = evaluation.online(model)
     # strong ridges leave the linear model, not zero
@@ -218,38 +222,39 @@ def fitted(
         return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
 
     if first is None:
-        told = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST]
-        first = FIRST[evaluation.as_good(told).index(True)]
-    found = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
-    losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in found]
+        by_ridge = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST]
+        first = FIRST[evaluation.as_good(by_ridge).index(True)]
+    choices = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
+    losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in choices]
     if not any(bool(loss.mean() < torch.inf) for loss in losses):
         raise ValueError(DIVERGED)
-    return Trial(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), found, losses)
+    return Contender(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), choices, losses)
 
 
 @dataclass
-class Trial:
+class Contender:
     """Trained networks with every pair of layers that may be taken, and the losses of each on the held-out rows."""
 
     member: Member
-    found: list[tuple[float, Layers]]
+    choices: list[tuple[float, Layers]]  # a ridge of stage two, 0 for the layers of training, and its layers
     losses: list[Tensor]
 
     def taking(self, at: int) -> Member:
         """The member that predicts with the layers `at`."""
-        told = evaluation.as_good(self.losses[:-1]).index(True)  # of those that are re-estimated
-        ridge, layers = self.found[at]
-        return replace(self.member, layers=layers, ridge=ridge, losses=self.losses[at], again=self.found[told][1])
+        best = evaluation.as_good(self.losses[:-1]).index(True)  # of those that are re-estimated
+        ridge, layers = self.choices[at]
+        return replace(self.member, layers=layers, ridge=ridge, losses=self.losses[at], again=self.choices[best][1])
 
 
-def pooled(trials: list[Trial], ridge: float | None = None) -> list[Member]:
+def pooled(contenders: list[Contender], ridge: float | None = None) -> list[Member]:
     """One choice of layers for all: by the mean of their losses, row by row. Each by itself would follow its own noise.
-    `ridge` is given where it has been chosen before (0 for the layers of training)."""
+    `ridge` takes the layers of this ridge instead (0 for the layers of training)."""
     if ridge is not None:
-        at = [value for value, _ in trials[0].found].index(ridge)
-        return [trial.taking(at) for trial in trials]
-    at = evaluation.as_good([torch.stack(losses).mean(0) for losses in zip(*(t.losses for t in trials))]).index(True)
-    return [trial.taking(at) for trial in trials]
+        at = [value for value, _ in contenders[0].choices].index(ridge)
+    else:
+        means = [torch.stack(losses).mean(0) for losses in zip(*(contender.losses for contender in contenders))]
+        at = evaluation.as_good(means).index(True)
+    return [contender.taking(at) for contender in contenders]
 
 
 def chosen(
@@ -259,13 +264,13 @@ def chosen(
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
-    taken: Taken | None = None,
-) -> tuple[Trial, list[tuple[Design, float]]]:
-    """The best of several designs, given from simple to complex, and the losses of all."""
-    first, ridge = (None, None) if taken is None else taken[0]
-    trials = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
-    losses = [pooled([trial], ridge)[0].losses for trial in trials]
-    best = trials[evaluation.as_good(losses).index(True)]
+    ridges: Ridges | None = None,
+) -> tuple[Contender, list[tuple[Design, float]]]:
+    """The best of several designs, which come from simple to complex, and the losses of all."""
+    first, ridge = (None, None) if ridges is None else ridges[0]
+    contenders = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
+    losses = [pooled([contender], ridge)[0].losses for contender in contenders]
+    best = contenders[evaluation.as_good(losses).index(True)]
     return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
 
 

@@ -1,8 +1,8 @@
 """Algorithm 3 of the paper letter by letter: slow, obvious, and what `DFIV` is tested against.
 
 As in `closedform.solver.reference`, columns are samples: `Phi (k, n)`, `Psi (d, n)`, `W (d, k)`, `w (1, D)`, `y (1, n)`.
-Gradients are those of autograd through the inverse. The paper has no covariates; with them the stage-two features of a sample are
-`[psi, 1] (x) [xi, 1]`, and xi is learned by the loss of stage two, together with psi.
+Gradients are those of autograd through the inverse. The paper has no controls; with them the stage-two features of a sample
+are `[psi, 1] (x) [xi, 1]`, and xi is learned by the loss of stage two, together with psi.
 """
 
 from __future__ import annotations

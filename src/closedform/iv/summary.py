@@ -1,21 +1,22 @@
-"""What a fitted `DFIVRegressor` has to say about its data: how strong the instruments are, and what cannot be known."""
+"""The summary of a fitted `DFIVRegressor`: how strong the instruments are, what they identify, and warnings."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from . import linear
 
-GAP = 0.1  # of the variance of what the treatment does
-APART = 0.1  # of the same
+# Thresholds of the warnings
+GAP = 0.1  # of the effect's variance: the most by which layers of training and re-estimated layers may differ
+APART = 0.1  # of the effect's variance: the most by which members may disagree
 FEW = 10  # different instruments
-LITTLE = 0.01  # of the variance of the outcome: what the treatment does counts as no less
-IDENTIFIED = 0.1  # of the variance of the structural function
-MOVED = 0.3  # of that and of a learned feature: instruments that tell so much on held-out rows are not weak
+LITTLE = 0.01  # of the outcome's variance: an effect that varies less counts as varying so much
+IDENTIFIED = 0.1  # of the structural function's variance: the least that the instruments should move
+MOVED = 0.3  # of that, and of a learned feature: instruments that move so much on held-out rows are not weak
 
 BLIND = (
     "Models were compared by how well they predict the outcome given the instruments, on held-out rows. That loss cannot "
@@ -25,7 +26,7 @@ BLIND = (
 
 @dataclass
 class Summary:
-    """Printed by `str`; `warnings` lists what should give pause."""
+    """Printed by `str`; `warnings` lists reasons to doubt the fit."""
 
     kind: str  # "linear" or "deep"
     rows: int
@@ -51,9 +52,6 @@ class Summary:
     controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
     disagreement: float | None = None  # variance between the members' effects over that of their mean
     values: int | None = None  # different instruments
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
     def _linear_lines(self) -> list[str]:
         lines = [
@@ -85,10 +83,11 @@ class Summary:
 
     @staticmethod
     def of(plain: dict[str, Any]) -> Summary:
-        made = Summary(**plain)
-        made.stages, made.degrees = tuple(made.stages), tuple(made.degrees)  # pyright: ignore[reportAttributeAccessIssue]
-        made.tried = [(str(name), float(loss)) for name, loss in made.tried]
-        return made
+        """The inverse of `dataclasses.asdict`, also after JSON, which has lists for tuples."""
+        summary = Summary(**plain)
+        summary.stages, summary.degrees = tuple(summary.stages), tuple(summary.degrees)  # pyright: ignore[reportAttributeAccessIssue]
+        summary.tried = [(str(name), float(loss)) for name, loss in summary.tried]
+        return summary
 
     def __str__(self) -> str:
         first, second, held = self.stages
@@ -107,56 +106,58 @@ class Summary:
             ),
         ]
         if self.kind == "deep":
-            told = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
+            r2 = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
             lines += ["", "Learned features (held-out rows)"]
-            lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {told}")
-            lines.append(f"  outcome given instruments and controls: R2 {self.outcome_r2:.3f}")
-            moved = f"{self.identified:.0%} of the variance{self.beyond}"
-            lines.append(f"  of the estimated structural function the instruments move {moved}")
+            lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {r2}")
+            lines.append(f"  R2 of the outcome given the instruments and the controls: {self.outcome_r2:.3f}")
+            variance = f"{self.identified:.0%} of the variance of the structural function"
+            lines.append(f"  the instruments move {variance}{self.beyond}")
             if self.disagreement is not None:
-                lines.append(f"  members: {self.disagreement:.1%} of what the treatment does apart{self.beyond}")
-            lines.append(f"  online against re-estimated layers: {self.gap:.1%} of the mean effect's variance apart")
-            lines.append(f"  model: {self.used}")
+                lines.append(f"  members disagree by {self.disagreement:.1%} of the effect's variance{self.beyond}")
+            lines.append(
+                f"  layers of training and re-estimated ones differ by {self.gap:.1%} of the effect's variance"
+            )
+            lines.append(f"  model of the treatment: {self.used}")
             lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
             lines += ["", BLIND]
         lines += [f"\nWarning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
 
-def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, W: np.ndarray | None, names: list[str]) -> Summary:
-    """The diagnostics of the linear model, which every fit has; with warnings."""
-    first = linear.first_stage(X, Z, W)
-    test = linear.anderson_rubin(X, y, Z, W, robust=True)
-    ordinary = linear.ordinary(X, y, W).tolist()
+def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarray | None, names: list[str]) -> Summary:
+    """The diagnostics of the linear model, which every fit has, with their warnings."""
+    first = linear.first_stage(X, Z, controls)
+    test = linear.anderson_rubin(X, y, Z, controls, robust=True)
+    ordinary = linear.ordinary(X, y, controls).tolist()
     try:
-        fit = linear.two_stage(X, y, Z, W)
+        fit = linear.two_stage(X, y, Z, controls)
         coefficients, errors = fit.coef.tolist(), fit.std_error.tolist()
     except ValueError:
         coefficients = errors = None
-    made = Summary(
+    summary = Summary(
         "linear", len(X), (len(X), len(X), 0), names, first.F, first.p, first.degrees, first.partial_r2.tolist(),
         test.F, test.p, coefficients, errors, ordinary, cragg_donald=first.cragg_donald,
     )  # fmt: skip
     if X.shape[1] > 1 and first.cragg_donald < linear.WEAK <= first.F:
-        made.warnings.append(
-            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. Each "
-            "treatment is moved well enough, but they are moved together; some combination of the coefficients of a linear "
-            "model is hardly identified."
+        summary.warnings.append(
+            f"jointly weak instruments: Cragg and Donald's F is {first.cragg_donald:.1f}, below {linear.WEAK:g}. The "
+            "instruments move each treatment well enough, but all of them together; some combination of the coefficients of "
+            "a linear model is hardly identified."
         )
     if first.F < linear.WEAK:
-        made.warnings.append(
+        summary.warnings.append(
             f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
             "towards ordinary least squares, and its interval is too short; the Anderson-Rubin test still holds."
         )
     if coefficients is None:
-        made.warnings.append(
+        summary.warnings.append(
             "the instruments do not identify a linear model (too few of them, or they move the treatments together)."
         )
-    return made
+    return summary
 
 
 def deep_part(
-    made: Summary,
+    summary: Summary,
     *,
     stages: tuple[int, int, int],
     feature_r2: np.ndarray,
@@ -170,53 +171,62 @@ def deep_part(
     tried: list[tuple[str, float]],
     used: str,
 ) -> Summary:
-    """Adds what the learned features say, and its warnings. `effects` are the members' predictions on held-out rows with
-    the part of the controls taken out, and `curves` those averaged over the controls, by the layers of training and by
-    re-estimated ones; `identified` is a mean over the members, `values` the number of distinct instruments."""
-    made.kind, made.stages, made.tried, made.used, made.controlled = "deep", stages, tried, used, controlled
-    made.feature_r2, made.identified = feature_r2.tolist(), identified
+    """Adds the diagnostics of the learned features, with their warnings.
+
+    effects: the members' predictions on held-out rows, with the part of the controls taken out.
+    curves: the members' predictions averaged over the controls, by the layers of training and by re-estimated ones.
+    identified: a mean over the members.
+    values: the number of different instruments."""
+    summary.kind, summary.stages, summary.tried, summary.used, summary.controlled = (
+        "deep",
+        stages,
+        tried,
+        used,
+        controlled,
+    )
+    summary.feature_r2, summary.identified = feature_r2.tolist(), identified
     little = LITTLE * float(outcome.var())
-    made.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
-    made.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
-    moved = max(made.feature_r2, default=0.0)
-    if made.treatments and made.first_stage_f < linear.WEAK:
-        made.warnings = [text for text in made.warnings if not text.startswith("weak instruments")]
+    summary.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
+    summary.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
+    moved = max(summary.feature_r2, default=0.0)
+    if summary.treatments and summary.first_stage_f < linear.WEAK:
+        summary.warnings = [text for text in summary.warnings if not text.startswith("weak instruments")]
         if min(identified, moved) >= MOVED:
-            made.warnings.append(
-                "a straight line through the instruments says little of the treatment (first-stage F "
-                f"{made.first_stage_f:.1f}, below {linear.WEAK:g}): leave two-stage least squares and its interval aside. "
-                f"The learned features are another matter: the instruments tell up to {moved:.0%} of their variance."
+            summary.warnings.append(
+                "a straight line through the instruments says little about the treatment (first-stage F "
+                f"{summary.first_stage_f:.1f}, below {linear.WEAK:g}): do not use two-stage least squares or its interval. "
+                f"The learned features do better: the instruments explain up to {moved:.0%} of their variance."
             )
         else:
-            made.warnings.append(
-                f"weak instruments: the first-stage F is {made.first_stage_f:.1f}, below {linear.WEAK:g}, and learned "
+            summary.warnings.append(
+                f"weak instruments: the first-stage F is {summary.first_stage_f:.1f}, below {linear.WEAK:g}, and learned "
                 f"features find little more (R2 at most {max(moved, 0.0):.2f} on held-out rows). Two-stage least squares "
                 "leans towards ordinary least squares, the deep fit (which splits the rows) is spread widely, and intervals "
                 "are too short; the Anderson-Rubin test still holds."
             )
     if len(effects) > 1:
         together = np.stack(effects)
-        made.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), little)
-        if not made.disagreement <= APART:
-            made.warnings.append(
-                f"the members, fitted to exchanged halves, differ by {made.disagreement:.0%} of the variance of what "
-                f"the treatment does{made.beyond}: the estimate depends on the split of the rows; do not trust its shape."
+        summary.disagreement = float(together.var(0, ddof=1).mean()) / max(float(together.mean(0).var()), little)
+        if not summary.disagreement <= APART:
+            summary.warnings.append(
+                f"the members, fitted to exchanged halves, disagree by {summary.disagreement:.0%} of the effect's variance"
+                f"{summary.beyond}: the estimate depends on the split of the rows; do not trust its shape."
             )
-    if not made.gap <= GAP:
+    if not summary.gap <= GAP:
         mean = " on average over the controls" if controlled else ""
-        made.warnings.append(
-            f"the layers of training and re-estimated ones differ by {made.gap:.0%} of the variance of what the treatment "
-            f"does{mean}: the layers are badly determined; more rows or fewer features may help."
+        summary.warnings.append(
+            f"the layers of training and re-estimated ones differ by {summary.gap:.0%} of the effect's variance{mean}: the "
+            "layers are badly determined; more rows or fewer features may help."
         )
-    if not made.identified >= IDENTIFIED:
-        made.warnings.append(
-            f"ill-posed: the instruments move only {made.identified:.0%} of the variance of the estimated structural "
-            f"function{made.beyond}. The rest of its shape rests on smoothness (the ridge), not on data."
+    if not summary.identified >= IDENTIFIED:
+        summary.warnings.append(
+            f"ill-posed: the instruments move only {summary.identified:.0%} of the variance of the estimated structural "
+            f"function{summary.beyond}. The rest of its shape comes from smoothness (the ridge), not from data."
         )
-    made.values = values
+    summary.values = values
     if values <= FEW:
-        made.warnings.append(
+        summary.warnings.append(
             f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
             "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
         )
-    return made
+    return summary

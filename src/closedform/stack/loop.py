@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..files import atomic
+from ..files import CheckpointError, load_checkpoint, save_checkpoint
 from .models import Stack
 
 DROP = 1 / 8  # of the models must have diverged before the stack is rebuilt without them
@@ -175,7 +175,6 @@ def _drop(stack: Trainable, alive: list[int], kept: list[int]) -> list[int]:
 
 def _save(path: Path, stack: Trainable, name: str, history: History, alive: list[int], wall_s: float) -> None:
     body = {
-        "name": name,
         "alive": alive,
         "wall_s": wall_s,
         "steps": history.steps,
@@ -183,22 +182,19 @@ def _save(path: Path, stack: Trainable, name: str, history: History, alive: list
         "errors": {key: torch.stack(values) for key, values in history.errors.items()},
         "stack": stack.state(),
     }
-    with atomic(path) as file:
-        torch.save(body, file)
+    save_checkpoint(path, name, body)
 
 
 def _resume(path: Path, stack: Trainable, name: str) -> tuple[History, list[int], float]:
+    body = load_checkpoint(path, name, stack.device)
     try:
-        body = torch.load(path, map_location=stack.device, weights_only=True)
-        if body["name"] != name:
-            raise ValueError(f"it belongs to {body['name']!r}")
         if len(body["alive"]) < len(stack.candidates):
             stack.keep(body["alive"])
         stack.restore(body["stack"])
         errors = {key: list(values.cpu()) for key, values in body["errors"].items()}
         return History(body["steps"], body["walls"], errors), body["alive"], body["wall_s"]
-    except Exception as bad:
-        raise ValueError(f"the checkpoint {path} cannot be continued ({bad}); remove it to start afresh") from bad
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as bad:
+        raise CheckpointError(path, str(bad)) from bad
 
 
 class Stop:

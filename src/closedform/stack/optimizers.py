@@ -76,6 +76,7 @@ class Adam:
         """As for SGD; a rate that is a number is that of all models, and `t` is then a number too."""
         m, v = state
         if not isinstance(lr, Tensor):
+            t = int(t)
             first, root = 1 - self.beta1 ** (t + 1), (1 - self.beta2 ** (t + 1)) ** 0.5
             if isinstance(self.decay, Tensor):
                 p.addcmul_(p, self.decay, value=-lr)

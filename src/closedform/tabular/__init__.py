@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ..extras import require
 
 if TYPE_CHECKING:
+    from ..estimator_files import load
     from .classifier import ClosedFormClassifier
-    from .files import load
     from .regressor import ClosedFormRegressor
 
 __all__ = ["ClosedFormClassifier", "ClosedFormRegressor", "load"]
 
-_HOMES = {"ClosedFormClassifier": ".classifier", "ClosedFormRegressor": ".regressor", "load": ".files"}
+_HOMES = {"ClosedFormClassifier": ".classifier", "ClosedFormRegressor": ".regressor", "load": "..estimator_files"}
 
 
 def __getattr__(name: str) -> Any:

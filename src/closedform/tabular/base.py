@@ -17,11 +17,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from ..arrays import as_numpy, moments, one_thread
+from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
 from .loop import Engine, Plan, Record, Rows, bounds, train
 from .modules import Modules
 from .networks import Networks
-from .prepare import folds, merged, moments, numpy, one_thread
+from .prepare import folds, merged
 from .settings import Settings
 
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
@@ -83,9 +85,9 @@ class Estimator(Settings, ABC):
                 held = folds(len(X), engine.members, len(self._bank(self._rows_fitted)), self.validation_fraction, seed)
                 rows.held = None if held is None else held.to(engine.device)
             record = Record()
-            found = resume() if resume is not None else None
-            if found is not None:
-                record, state = found
+            checkpoint = resume() if resume is not None else None
+            if checkpoint is not None:
+                record, state = checkpoint
                 engine.restore(state)
             bar = _Bar(plan.epochs) if self.verbose else None
 
@@ -181,11 +183,11 @@ class Estimator(Settings, ABC):
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        X, y = validate_data(self, numpy(X), numpy(y), reset=reset, dtype=np.float64, multi_output=True)
+        X, y = validate_data(self, as_numpy(X), as_numpy(y), reset=reset, dtype=np.float64, multi_output=True)
         Y = self._encoded(y, reset=reset)
         if sample_weight is None:
             return X, Y, None
-        weight = _check_sample_weight(numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        weight = _check_sample_weight(as_numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
             raise ValueError("every sample_weight is zero: there is nothing to fit")
         return X, Y, weight
@@ -221,7 +223,7 @@ class Estimator(Settings, ABC):
     def _pieces(self, X: Any) -> Iterator[Tensor]:
         """The features, some rows at a time: those of all rows may be more than memory holds."""
         check_is_fitted(self)
-        X = validate_data(self, numpy(X), reset=False, dtype=np.float64)
+        X = validate_data(self, as_numpy(X), reset=False, dtype=np.float64)
         for low in range(0, len(X), CHUNK):
             with one_thread():
                 phi = self._features(X[low : low + CHUNK])
@@ -274,10 +276,8 @@ class Estimator(Settings, ABC):
     # ---- Files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the fitted estimator to one safetensors file, whole or not at all; `closedform.estimators.load` reads it."""
-        from . import files
-
-        return files.save(self, Path(path))
+        """Write the fitted estimator to one safetensors file, whole or not at all; `closedform.tabular.load` reads it."""
+        return save(self, path)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

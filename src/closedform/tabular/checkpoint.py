@@ -1,8 +1,7 @@
-"""Where a training stood after its last epoch, in one file, written whole after every epoch."""
+"""Where a training stood after its last epoch, in one archive, written whole after every epoch."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..files import atomic
+from .. import archive
 from .loop import Engine, Plan, Record
 
 FILE = "checkpoint.safetensors"
+FORMAT = 1
 
 
 class Stopwatch:
-    """Seconds since it was made, and those of a run before that was stopped."""
+    """Seconds since it was started, and those of a run before that was stopped."""
 
     def __init__(self) -> None:
         self.start, self.before = time.perf_counter(), 0.0
@@ -27,35 +27,29 @@ class Stopwatch:
 
 
 def write(path: Path, identity: str, record: Record, engine: Engine, seconds: float) -> None:
-    from safetensors.torch import save
-
     tensors = {f"engine.{name}": tensor for name, tensor in engine.state().items()}
     tensors |= {f"kept.{name}": tensor for name, tensor in record.kept.items()}
     numbers = {k: v for k, v in vars(record).items() if k != "kept"}
-    head = json.dumps({"identity": identity, "record": numbers, "seconds": seconds})
-    data = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, metadata={"training": head})
-    with atomic(path) as file:
-        file.write(data)
+    header = {"format": FORMAT, "training": identity, "record": numbers, "seconds": seconds}
+    archive.write(path, header, tensors)
 
 
 def read(path: Path, identity: str) -> tuple[Record, dict[str, Tensor], float] | None:
-    """What `write` wrote for this identity (the data and all settings); None where there is nothing, or of another."""
-    from safetensors import SafetensorError, safe_open
-
+    """What `write` wrote for this identity (the data and all settings). None where there is nothing, or something damaged
+    or of another training: then it starts anew."""
     if not path.is_file():
         return None
     try:
-        with safe_open(path, "pt") as file:
-            head = json.loads((file.metadata() or {}).get("training", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, json.JSONDecodeError):
+        header, tensors = archive.read(path)
+        if header.get("format") != FORMAT or header.get("training") != identity:
+            return None
+        record = Record(**header["record"])
+        seconds = float(header["seconds"])
+    except (ValueError, TypeError, KeyError):
         return None
-    if head.get("identity") != identity:
-        return None
-    record = Record(**head["record"])
     record.kept = {name[len("kept.") :]: t for name, t in tensors.items() if name.startswith("kept.")}
     engine = {name[len("engine.") :]: t for name, t in tensors.items() if name.startswith("engine.")}
-    return record, engine, head["seconds"]
+    return record, engine, seconds
 
 
 def hooks(path: Path, identity: str, shown: Callable[[Record, Plan], None], watch: Stopwatch) -> dict[str, Any]:
@@ -66,10 +60,10 @@ def hooks(path: Path, identity: str, shown: Callable[[Record, Plan], None], watc
         shown(record, plan)
 
     def resume() -> tuple[Record, dict[str, Tensor]] | None:
-        found = read(path, identity)
-        if found is None:
+        checkpoint = read(path, identity)
+        if checkpoint is None:
             return None
-        record, state, watch.before = found
+        record, state, watch.before = checkpoint
         return record, state
 
     return {"resume": resume, "on_epoch": on_epoch}

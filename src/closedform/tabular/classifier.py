@@ -22,12 +22,12 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     """Classification by small neural networks whose last layer is solved in closed form at every step.
 
     The networks fit one-hot targets by least squares, as in the paper, and the largest output is the class. Probabilities
-    are a softmax of the outputs with one temperature, which the rows that were held out choose (1 without such rows).
+    are a softmax of the outputs over one temperature, which the rows that were held out choose (1 without such rows).
     Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `temperature_`.
 
     Examples
     --------
-    >>> from closedform.estimators import ClosedFormClassifier
+    >>> from closedform.tabular import ClosedFormClassifier
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(300, 2)); y = np.where(X[:, 0] * X[:, 1] > 0, "same", "other")
     >>> model = ClosedFormClassifier(random_state=0).fit(X[:200], y[:200])
@@ -109,7 +109,7 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         check_is_fitted(self)
-        outputs = self._outputs(X) * self.temperature_
+        outputs = self._outputs(X) / self.temperature_
         outputs = np.exp(outputs - outputs.max(1, keepdims=True))
         return outputs / outputs.sum(1, keepdims=True)
 
@@ -123,17 +123,20 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
 
 
 def _temperature(outputs: Tensor, labels: Tensor, weights: Tensor) -> float:
-    """The factor on the outputs between 1/10 and 100 that minimises cross-entropy, which is convex in it, by golden section.
+    """The temperature, between 1/100 and 10, at which a softmax of `outputs / temperature` has the least cross-entropy.
 
-    >>> _temperature(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]), torch.ones(2)) > 99
+    That is convex in the inverse of the temperature, so a golden-section search in its logarithm comes to the least.
+
+    >>> _temperature(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]), torch.ones(2)) < 0.0101
     True
     """
 
-    def loss(t: float) -> float:
-        return float((weights * F.cross_entropy(outputs * t, labels, reduction="none")).sum())
+    def loss(temperature: float) -> float:
+        return float((weights * F.cross_entropy(outputs / temperature, labels, reduction="none")).sum())
 
-    low, high, ratio = math.log(0.1), math.log(100.0), (math.sqrt(5) - 1) / 2
+    low, high, ratio = math.log(0.01), math.log(10.0), (math.sqrt(5) - 1) / 2
     for _ in range(30):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, b) if loss(math.exp(a)) < loss(math.exp(b)) else (a, high)
+        # where both are zero, as for rows that are all right, the lower temperature
+        low, high = (low, b) if loss(math.exp(a)) <= loss(math.exp(b)) else (a, high)
     return math.exp((low + high) / 2)

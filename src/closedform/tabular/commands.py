@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..extras import require
 from . import reading
@@ -52,6 +53,8 @@ def train(
 
     console = Console()
     folder = out or data.with_name(f"{data.stem}-model")
+    if out is None and folder.is_symlink():
+        raise ValueError(f"{folder} is a link, which is not followed unless --out names it")
     names = [name.strip() for entry in categorical or [] for name in entry.split(",") if name.strip()]
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     try:
@@ -93,19 +96,24 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
     from .page import sentence
 
     for remark in outcome.remarks:
-        console.print(remark[0].upper() + remark[1:] + ".", highlight=False)
+        _say(console, remark[0].upper() + remark[1:] + ".")
     title = f"{outcome.metric} on {outcome.test_rows:,} rows to test ({outcome.train_rows:,} to train)"
     table = Table(title=title)
     for name in ("model", outcome.metric, "/ closedform", "seconds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     own, best = outcome.scores["closedform"], min(outcome.scores.values())
     for name, score in outcome.scores.items():
-        shown = f"[bold green]{number(score)}[/]" if score == best else number(score)
+        shown = Text(number(score), style="bold green" if score == best else "")
         ratio = f"{score / own:.2f}" if own else ""
         table.add_row(name, shown, ratio, f"{outcome.seconds[name]:.2f}")
     console.print(table)
-    console.print(sentence(outcome), highlight=False, soft_wrap=True)
-    console.print(f"\nModel: {folder}    report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    _say(console, sentence(outcome))
+    _say(console, f"\nModel: {folder}    report: {folder / 'report.html'}")
+
+
+def _say(console: Console, text: str) -> None:
+    """Print as it is: names of columns and files may hold brackets, which rich would take for its own."""
+    console.print(Text(text), soft_wrap=True)
 
 
 def predict(
@@ -123,4 +131,4 @@ def predict(
     console = Console()
     with console.status("predicting") as status:
         rows = run(model, data, path, encoding=encoding, progress=lambda done: status.update(f"{done:,} rows"))
-    console.print(f"{rows:,} row{'s' * (rows != 1)}: {path}", highlight=False, soft_wrap=True)
+    _say(console, f"{rows:,} row{'s' * (rows != 1)}: {path}")

@@ -1,4 +1,4 @@
-"""Whether the parts of a file agree with each other, before an estimator is built from them."""
+"""Whether the parts of a file agree with each other, before an estimator is built from them and anything is allocated."""
 
 from __future__ import annotations
 
@@ -9,37 +9,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..estimator_files import check_tensor
+from ..solver.rules import Kalman
 
-def everything(estimator: Any, head: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+MOST_ROWS = 2**40  # of a fit; more would take years to read
+CLASS_KINDS = "biufUO"  # of numpy's types: booleans, numbers and texts
+LABELS = (str, int, float, bool)
+
+
+def everything(estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Raise a ValueError that says what is wrong; `estimator` has its parameters and no more."""
-    rows = head["rows"]
-    if type(rows) is not int or not 0 < rows < 2**53:
-        raise ValueError(f"rows must be a positive integer, got {rows!r}")
-    inputs, outputs = len(tensors["input_mean_"]), len(tensors["target_mean_"])
+    rows = header["rows"]
+    if type(rows) is not int or not 0 < rows <= MOST_ROWS:
+        raise ValueError(f"rows must be a whole number from 1 to 2**40, got {rows!r:.80}")
+    inputs, outputs = (len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_mean_", "target_mean_"))
     members = estimator._members(rows)
     _arrays(tensors, inputs, outputs, members)
-    _attributes(head["attributes"], inputs)
-    _names(head, inputs, outputs, classes=hasattr(estimator, "predict_proba"))
-    given = sum(t.numel() for name, t in tensors.items() if name.startswith("engine."))
+    _attributes(header["attributes"], inputs)
+    names = header.get("feature_names", [""] * inputs)
+    if not isinstance(names, list) or len(names) != inputs or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"feature_names must be {inputs} texts")
+    if hasattr(estimator, "predict_proba"):
+        _classes(header["classes"], outputs)
+    elif not isinstance(header["attributes"].get("_one_dimensional"), bool):
+        raise ValueError("_one_dimensional must be true or false")
+    _sizes(estimator, rows, inputs, outputs, members, tensors)
+
+
+def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, tensors: dict[str, Tensor]) -> None:
+    """The networks that the header asks for must be in the file: nothing larger than the file is allocated."""
+    stored = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("engine."))
+    if estimator.backbone is not None:
+        return  # the reader's own module; its state is compared with the file's
     sizes = [inputs, *estimator._hidden(rows)]
-    if estimator.backbone is None and members * sum(a * b for a, b in pairwise(sizes)) > given:
-        raise ValueError(f"{members} networks of the layers {sizes} have more weights than the file")
+    width = sizes[-1] + 1
+    needed = sum((a + 1) * b for a, b in pairwise(sizes)) + width * outputs
+    if estimator.rule == "kalman" or isinstance(estimator.rule, Kalman):
+        needed += width * width
+    if members * needed > stored:
+        raise ValueError(f"{members} networks with layers of {sizes} and {outputs} outputs are larger than the file")
 
 
 def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int) -> None:
-    shapes = {"input_mean_": inputs, "input_scale_": inputs, "target_mean_": outputs, "target_scale_": outputs}
-    for name, length in (shapes | {"shares_": members}).items():
-        tensor = tensors[name]
-        if tensor.shape != (length,) or tensor.dtype != torch.float64 or not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} must be {length} finite numbers of float64, got {tuple(tensor.shape)} {tensor.dtype}"
-            )
+    lengths = {"input_mean_": inputs, "input_scale_": inputs, "target_mean_": outputs, "target_scale_": outputs}
+    for name, length in (lengths | {"shares_": members}).items():
+        check_tensor(tensors, name, (length,), torch.float64)
     if min(inputs, outputs) < 1 or min(float(tensors[name].min()) for name in ("input_scale_", "target_scale_")) <= 0:
-        raise ValueError("a scale is not positive")
+        raise ValueError("a scale is not positive, or there are no inputs or targets")
     if float(tensors["shares_"].min()) < 0:
         raise ValueError("a share is negative")
-    if "missed" in tensors and tensors["missed"].shape != (members,):
-        raise ValueError(f"missed must be {members} numbers")
+    missed = tensors.get("missed")
+    if missed is not None and (
+        missed.shape != (members,) or missed.dtype != torch.float64 or bool(missed.isnan().any())
+    ):
+        raise ValueError(f"missed must be {members} numbers of float64")
+    for name in tensors:
+        if not name.startswith("engine.") and name not in (*lengths, "shares_", "missed"):
+            raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
 
 
 def _attributes(attributes: dict[str, Any], inputs: int) -> None:
@@ -54,22 +80,17 @@ def _attributes(attributes: dict[str, Any], inputs: int) -> None:
     temperature = attributes.get("temperature_", 1.0)
     if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature_ must be a positive number, got {temperature!r}")
-    if not isinstance(attributes.get("_one_dimensional", True), bool):
-        raise ValueError("_one_dimensional must be true or false")
 
 
-def _names(head: dict[str, Any], inputs: int, outputs: int, *, classes: bool) -> None:
-    names = head.get("feature_names", [""] * inputs)
-    if not isinstance(names, list) or len(names) != inputs or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"feature_names must be {inputs} texts")
-    if not classes:
-        if head["attributes"].get("_one_dimensional") is None:
-            raise ValueError("_one_dimensional is missing")
-        return
-    kind, values = np.dtype(head["classes"]["dtype"]), head["classes"]["values"]
-    plain = isinstance(values, list) and all(isinstance(value, (str, int, float, bool)) for value in values)
-    if kind.kind not in "biufUO" or not plain or len(values) != outputs:
+def _classes(classes: dict[str, Any], outputs: int) -> None:
+    kind, values = np.dtype(classes["dtype"]), classes["values"]
+    plain = isinstance(values, list) and all(isinstance(value, LABELS) for value in values)
+    if kind.kind not in CLASS_KINDS or not plain or len(values) != outputs:
         raise ValueError(f"classes must be {outputs} numbers, booleans or texts")
-    made = np.array(values, dtype=kind)
-    if len(made) < 2 or not np.array_equal(np.unique(made), made):
+    if kind.kind == "U" and kind != np.array(values).dtype:  # a type of long texts takes memory for each of them
+        raise ValueError(
+            f"classes have the type {kind}; expected {np.array(values).dtype}, as long as the longest text"
+        )
+    labels = np.array(values, dtype=kind)
+    if len(labels) < 2 or not np.array_equal(np.unique(labels), labels):
         raise ValueError("classes must be different and in their order")

@@ -1,7 +1,7 @@
 """The members of a tabular estimator: small perceptrons with solved last layers, trained side by side.
 
-Networks, optimizer and solves are those of `closedform.stack`. The members see the same rows with different weights. A row of
-weight zero takes no part in a member's step, but its residual is computed with the rest, *before* the layer takes in the
+Networks, optimizer and solves are those of `closedform.stack`. The members see the same rows with different weights. A row
+of weight zero takes no part in a member's step, but its residual is computed with the rest, *before* the layer takes in the
 batch: a held-out error that costs nothing.
 """
 
@@ -25,8 +25,8 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True)
 class Memory:
-    """What the last layers remember: `Proximal` or `Kalman`, following the learning rate; or "learned", a last layer that the
-    optimizer moves like the rest.
+    """What the last layers remember: `Proximal` or `Kalman`, following the learning rate; or "learned", a last layer that
+    the optimizer moves like the rest.
 
     ratio: of lambda to the mean diagonal of the batch's Gram matrix (`lambdas.relative`), where `lam` is None; one for all
         members, or for each in turn.

@@ -90,12 +90,12 @@ def sentence(outcome: Outcome) -> str:
     others = {name: score for name, score in outcome.scores.items() if name != "closedform"}
     best = min(others, key=others.__getitem__)
     rows = f"{outcome.test_rows:,} rows" if outcome.test_rows > 1 else "one row"
-    said = f"The {outcome.metric} on {rows} that training has not seen is {charts.number(own)}"
+    own_error = f"The {outcome.metric} on {rows} that training has not seen is {charts.number(own)}"
     if own == others[best]:
-        return f"{said}; {best} reaches the same."
+        return f"{own_error}; {best} reaches the same."
     if own < others[best]:
-        return f"{said}; of the others, {best} comes closest with {charts.number(others[best])}."
-    return f"{said}; {best} does better with {charts.number(others[best])}."
+        return f"{own_error}; of the others, {best} comes closest with {charts.number(others[best])}."
+    return f"{own_error}; {best} does better with {charts.number(others[best])}."
 
 
 def _table(outcome: Outcome) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..files import atomic
 from . import folder, preparing, reading
@@ -13,6 +14,8 @@ from .reading import TableError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+FORMULA = re.compile(r"[=+\-@\t\r]")  # how a cell begins that a spreadsheet would run
 
 
 def predict(
@@ -35,8 +38,8 @@ def predict(
     with atomic(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         for table in reading.pieces(data, encoding=encoding, rows=rows, columns=model.preparation.columns):
-            given = preparing.frame(data, table, model.preparation)
-            predictions(model, pipeline, given).to_csv(text, header=done == 0, lineterminator="\n")
+            rows_of_piece = preparing.frame(data, table, model.preparation)
+            write(predictions(model, pipeline, rows_of_piece), text, header=done == 0)
             done += len(table)
             if progress is not None:
                 progress(done)
@@ -47,18 +50,37 @@ def predict(
     return done
 
 
-def predictions(model: folder.Model, pipeline: Any, given: pd.DataFrame) -> pd.DataFrame:
+def predictions(model: folder.TableModel, pipeline: Any, inputs: pd.DataFrame) -> pd.DataFrame:
     """The predicted target, and for classes their probabilities; the index is the row."""
     import pandas as pd
 
     name = model.target
     if model.task == "regression":
-        table = pd.DataFrame({f"predicted {name}": pipeline.predict(given)}, index=given.index)
+        table = pd.DataFrame({f"predicted {name}": pipeline.predict(inputs)}, index=inputs.index)
     else:
-        probabilities = pipeline.predict_proba(given)
+        probabilities = pipeline.predict_proba(inputs)
         classes = model.estimator.classes_
-        table = pd.DataFrame({f"predicted {name}": classes[probabilities.argmax(1)]}, index=given.index)
+        table = pd.DataFrame({f"predicted {name}": classes[probabilities.argmax(1)]}, index=inputs.index)
         for k, label in enumerate(classes):
             table[f"probability of {label}"] = probabilities[:, k]
     table.index.name = "row"
     return table
+
+
+def write(table: pd.DataFrame, file: IO[str], *, header: bool = True) -> None:
+    """The table as CSV. A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers do not."""
+    safe = table.copy()
+    for column in table.columns:
+        if table[column].dtype.kind in "OU":
+            safe[column] = [_harmless(value) for value in table[column]]
+    safe.to_csv(file, header=header, lineterminator="\n")
+
+
+def _harmless(value: Any) -> Any:
+    """
+    >>> _harmless("=1+1"), _harmless("-1"), _harmless("north")
+    ("'=1+1", '-1', 'north')
+    """
+    if isinstance(value, str) and FORMULA.match(value) and not reading.is_number(value):
+        return f"'{value}"
+    return value

@@ -1,10 +1,6 @@
-"""From a table to the tensors that training takes: rows merged, inputs and targets standardised, rows held out."""
+"""Rows of a table before training: equal ones merged, some of them held out."""
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +9,10 @@ from torch import Tensor
 MOST = 200_000  # rows that `spread` makes
 
 
-def numpy(values: Any) -> Any:
-    """Tensors as arrays; everything else as it is."""
-    if not isinstance(values, Tensor):
-        return values
-    values = values.detach().cpu()
-    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bfloat16
-
-
 def merged(X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Equal rows as one row with the sum of their weights, those of weight zero left out, in an order of their own.
 
-    So a weight of two is exactly a row given twice, and the order in which rows are given does not matter.
+    So a weight of two is exactly a row that occurs twice, and the order of the rows does not matter.
 
     >>> X, Y, w = merged(np.array([[1.0], [2.0], [1.0]]), np.array([[5.0], [6.0], [5.0]]), None)
     >>> X.ravel().tolist(), w.tolist()
@@ -44,8 +32,8 @@ def merged(X: np.ndarray, Y: np.ndarray, weight: np.ndarray | None) -> tuple[np.
 
 
 def spread(X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merged rows, those of which others have the same inputs and another class given again one by one, about as often as
-    their weight says: held out as a whole, a class would be missing where it belongs.
+    """Merged rows, of which those that share their inputs with another class are repeated, about as often as their weight
+    says: held out as a whole, a class would be missing where it belongs.
 
     >>> X, Y, w = spread(np.array([[1.0], [1.0], [2.0]]), np.array([[0.0], [1.0], [1.0]]), np.array([3.0, 1.0, 9.0]))
     >>> X.ravel().tolist(), Y.ravel().tolist(), w.tolist()
@@ -59,30 +47,6 @@ def spread(X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray
     often *= min(1.0, MOST / often[mixed].sum())  # large weights must not make a table larger than memory
     times = np.where(mixed, np.maximum(1, np.rint(often)), 1).astype(np.int64)
     return np.repeat(X, times, 0), np.repeat(Y, times, 0), np.repeat(weight / times, times)
-
-
-def moments(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and standard deviation of each column; 1 in place of a deviation that is only rounding."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, scale = _moments(values, weight)
-    # squares of very large or small numbers leave the range of floats
-    size = np.abs(values).max(0)
-    lost = (size > 0) & (~np.isfinite(scale) | ~np.isfinite(mean) | (scale == 0)) & (values != values[0]).any(0)
-    if lost.any():
-        unit = np.where(lost, 2.0 ** np.floor(np.log2(np.where(size > 0, size, 1.0))), 1.0)
-        again = _moments(values / unit, weight)
-        mean, scale = np.where(lost, again[0] * unit, mean), np.where(lost, again[1] * unit, scale)
-    constant = scale <= 10 * np.finfo(np.float64).eps * np.maximum(size, np.finfo(np.float64).tiny)
-    return mean, np.where(constant, 1.0, scale)
-
-
-def _moments(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    total = weight.sum()
-    # in two passes and about the first row: a column of 1e9 and a column of 1e-9 are both fine
-    shift = values[0]
-    mean = shift + (weight @ (values - shift)) / total
-    centred = values - mean
-    return mean, np.sqrt((weight @ np.square(centred)) / total)
 
 
 def folds(n: int, members: int, levels: int, fraction: float, seed: int) -> Tensor | None:
@@ -99,15 +63,3 @@ def folds(n: int, members: int, levels: int, fraction: float, seed: int) -> Tens
     for member in range(members):
         held[member, order[(torch.arange(count) + member // levels * count) % n]] = True
     return held
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """These products are too small to share between threads, which would wait for each other most of the time; and one
-    thread gives the same bits on every machine of a kind."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

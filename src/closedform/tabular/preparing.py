@@ -1,7 +1,7 @@
 """What is done to a table before the network: scikit-learn's transformers, chosen by column, and the same again from JSON.
 
-Missing numbers become the median, with a column that says so; texts become one column for each frequent value. Everything
-that fitting finds is in a `Preparation` of plain numbers and texts; `transformer` builds the scikit-learn object from it.
+Missing numbers become the median, with a column that says so; texts become one column for each frequent value. A
+`Preparation` holds all of it as plain numbers and texts; `transformer` builds the scikit-learn object from it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Preparation:
 def find(
     path: Path, table: pd.DataFrame, columns: Sequence[str], categorical: Sequence[str], rows: np.ndarray
 ) -> tuple[Preparation, list[str]]:
-    """The preparation of a table's columns, and remarks about those left out. What a column holds is looked up in the whole
-    table, so that a mistake anywhere is found; medians and frequent values come from `rows`, those to train on."""
-    found = Preparation([], [], [], [], [])
+    """The preparation of a table's columns, and remarks about those left out. The whole table says whether a column holds
+    numbers, so that a mistake in any row is an error; medians and frequent values come from `rows`, those to train on."""
+    preparation = Preparation([], [], [], [], [])
     remarks = []
     for column in columns:
         values = table[column]
@@ -52,13 +52,13 @@ def find(
             raise TableError(f"{path}: column {column!r}: all {len(values)} rows are missing; expected some values")
         if column not in categorical and reading.is_numeric(values):
             hint = f"; --categorical {column} takes the column as texts"
-            given = reading.numbers(path, column, values, hint=hint).iloc[rows]
-            if given.isna().all():
+            numbers = reading.numbers(path, column, values, hint=hint).iloc[rows]
+            if numbers.isna().all():
                 remarks.append(f"column {column!r} is left out: all its values are missing in the rows to train on")
                 continue
-            found.numbers.append(column)
-            found.medians.append(float(given.median()))
-            found.gaps.append(bool(given.isna().any()))
+            preparation.numbers.append(column)
+            preparation.medians.append(float(numbers.median()))
+            preparation.gaps.append(bool(numbers.isna().any()))
             continue
         if column not in categorical:
             reading.check_spelling(path, column, values, hint=f"; --categorical {column} takes the column as texts")
@@ -69,11 +69,11 @@ def find(
         elif len(counts) == 1:
             remarks.append(f"column {column!r} is left out: all its values are equal")
         else:
-            found.categories.append(column)
-            found.values.append(frequent)
-    if not found.columns:
+            preparation.categories.append(column)
+            preparation.values.append(frequent)
+    if not preparation.columns:
         raise TableError(f"{path}: no column is left to predict from")
-    return found, remarks
+    return preparation, remarks
 
 
 def check(preparation: Preparation) -> None:
@@ -111,8 +111,8 @@ def frame(path: Path, table: pd.DataFrame, preparation: Preparation) -> pd.DataF
 
 
 def transformer(preparation: Preparation) -> Any:
-    """The fitted scikit-learn transformer. It is fitted on two rows made so that it finds what is known already: an imputer
-    finds the median of one value, an encoder is told its categories. So no private attribute has to be set."""
+    """The fitted scikit-learn transformer. It is fitted on two rows that lead to the known medians and categories, so
+    that no private attribute has to be set."""
     import pandas as pd
     from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer

@@ -6,8 +6,8 @@ of it. Rows count from 1, the header not counted.
 
 from __future__ import annotations
 
-import codecs
 import csv
+import io
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -93,9 +93,9 @@ def _parquet(path: Path, rows: int, columns: Collection[str] | None) -> Iterator
 
 def _csv(path: Path, encoding: str, rows: int, columns: Collection[str] | None) -> Iterator[pd.DataFrame]:
     try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise TableError(f"{path}: there is no encoding {encoding!r}") from None
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    except (LookupError, ValueError):  # no encoding, or one between bytes and bytes such as base64
+        raise TableError(f"{path}: there is no encoding {encoding!r} for texts") from None
     separator = ","
     limit = csv.field_size_limit(2**31 - 1)
     try:
@@ -157,7 +157,7 @@ def _framed(rows: list[list[str]], names: list[str]) -> pd.DataFrame:
 
 def _check_header(path: Path, names: list[str], columns: Collection[str] | None) -> None:
     _check_names(path, names, columns)
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise TableError(f"{path}: no header; expected names of columns in the first line, got the numbers {shown}")
 
@@ -184,7 +184,8 @@ def _check_names(path: Path, names: list[str], columns: Collection[str] | None) 
             raise TableError(f"{path}: there is no column {name!r}; the model needs it")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a number as Python writes it."""
     try:
         float(text)
     except ValueError:
@@ -205,8 +206,8 @@ def _undecodable(path: Path, encoding: str, separator: str) -> str:
                 column = line[: bad.start].count(separator.encode())
                 shown = repr(names[column]) if column < len(names) else str(column + 1)
                 where = f"row {row}, column {shown}" if row else f"the header, column {column + 1}"
-                found = line[bad.start : bad.start + 1].hex()
-                return f"{path}: {where} is not {name} text (byte 0x{found}); --encoding names another, such as latin-1"
+                byte = line[bad.start : bad.start + 1].hex()
+                return f"{path}: {where} is not {name} text (byte 0x{byte}); --encoding names another, such as latin-1"
     return f"{path}: not {name} text; --encoding names another, such as latin-1"
 
 
@@ -239,13 +240,13 @@ def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd
 
 def check_spelling(path: Path, column: str, values: pd.Series, *, hint: str) -> None:
     """Raise where a column that is none of numbers would be one if they were written as expected."""
-    given = values.dropna()
-    texts = [value for value in given if isinstance(value, str)]
-    if not texts or sum(OTHER_NUMBER.fullmatch(text) is not None for text in texts) < 0.9 * len(given):
+    present = values.dropna()
+    texts = [value for value in present if isinstance(value, str)]
+    if not texts or sum(OTHER_NUMBER.fullmatch(text) is not None for text in texts) < 0.9 * len(present):
         return
-    row = next(row for row, value in given.items() if not (isinstance(value, str) and _is_number(value)))
+    row = next(row for row, value in present.items() if not (isinstance(value, str) and is_number(value)))
     raise TableError(
-        f"{path}: row {row}, column {column!r}: {_short(given.loc[row])} looks like a number; expected one with a decimal "
+        f"{path}: row {row}, column {column!r}: {_short(present.loc[row])} looks like a number; expected one with a decimal "
         f"point, without separators of thousands and signs, such as 1234.5{hint}"
     )
 
@@ -271,10 +272,10 @@ def is_numeric(values: pd.Series) -> bool:
 
     if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         return True
-    given = values.dropna()
-    if not len(given) or pd.api.types.is_datetime64_any_dtype(given):
+    present = values.dropna()
+    if not len(present) or pd.api.types.is_datetime64_any_dtype(present):
         return False
-    return bool(pd.Series(pd.to_numeric(given, errors="coerce")).notna().mean() >= 0.9)
+    return bool(pd.Series(pd.to_numeric(present, errors="coerce")).notna().mean() >= 0.9)
 
 
 def _short(value: Any) -> str:

@@ -28,7 +28,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     activation : "gelu", "silu", "relu" or "tanh".
     rule : what the last layer remembers of earlier batches: "proximal", "kalman" (which also gives standard deviations),
         a rule object such as `closedform.Ridge(beta=1.0)`, or "learned": an ordinary network, to compare with.
-    lam : lambda in sum units, or "auto": relative to the features (`closedform.solver.lambdas.relative`). Under "proximal" it
+    lam : lambda in sum units, or "auto": relative to the features (see `closedform.solver.lambdas`). Under "proximal" it
         follows the learning rate; under "kalman" it is the precision of the prior.
     members : how many networks are averaged; "auto" is 8, or 3 for more than 4000 rows; 1 with a backbone or a rule object.
     weight_decay : of every member, decoupled; "auto" gives each its own, from none to strong.
@@ -56,7 +56,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
 
     Examples
     --------
-    >>> from closedform.estimators import ClosedFormRegressor
+    >>> from closedform.tabular import ClosedFormRegressor
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(-1, 1, (300, 3)); y = np.sin(3 * X[:, 0]) + X[:, 1] ** 2
     >>> model = ClosedFormRegressor(random_state=0).fit(X[:200], y[:200])

@@ -1,10 +1,9 @@
-"""The parameters of the estimators, what may be given for them, and what "auto" means for a table of so many rows."""
+"""The parameters of the estimators, which values they take, and what "auto" means for a table of so many rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import nn
 
+from ..parameters import are_sizes, check_auto, is_count, is_positive
 from ..solver import lambdas
 from ..solver.rules import Rule
 from ..stack.networks import check_activation
@@ -74,24 +74,24 @@ class Settings(BaseEstimator):
         self.verbose = verbose
 
     def _check_parameters(self) -> None:
-        _check_auto("hidden_layer_sizes", self.hidden_layer_sizes, _are_sizes, "a sequence of positive integers")
+        check_auto("hidden_layer_sizes", self.hidden_layer_sizes, are_sizes, "a sequence of positive integers")
         check_activation(self.activation)
         if not isinstance(self.rule, Rule) and self.rule not in ("proximal", "kalman", "learned"):
             raise ValueError(f'rule must be "proximal", "kalman", "learned" or a closedform rule, got {self.rule!r}')
-        _check_auto("lam", self.lam, _is_positive, "a positive number")
-        _check_auto("members", self.members, _is_count, "a positive integer")
-        _check_auto("weight_decay", self.weight_decay, lambda v: v == 0 or _is_positive(v), "a number from 0 on")
-        _check_auto("learning_rate", self.learning_rate, _is_positive, "a positive number")
-        _check_auto("batch_size", self.batch_size, _is_count, "a positive integer")
-        _check_auto("max_iter", self.max_iter, _is_count, "a positive integer")
-        if not _is_positive(self.validation_fraction) or not self.validation_fraction < 1:
+        check_auto("lam", self.lam, is_positive, "a positive number")
+        check_auto("members", self.members, is_count, "a positive integer")
+        check_auto("weight_decay", self.weight_decay, lambda v: v == 0 or is_positive(v), "a number from 0 on")
+        check_auto("learning_rate", self.learning_rate, is_positive, "a positive number")
+        check_auto("batch_size", self.batch_size, is_count, "a positive integer")
+        check_auto("max_iter", self.max_iter, is_count, "a positive integer")
+        if not is_positive(self.validation_fraction) or not self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
         for name in ("early_stopping", "warm_start", "verbose"):
             value = getattr(self, name)
             if not isinstance(value, (bool, np.bool_)) and not (name == "verbose" and isinstance(value, Integral)):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         patience = self.n_iter_no_change
-        if patience is not None and not _is_count(patience):
+        if patience is not None and not is_count(patience):
             raise ValueError(f"n_iter_no_change must be a positive integer or None, got {patience!r}")
         _check_device(self.device)
         if self.backbone is not None and not isinstance(self.backbone, nn.Module):
@@ -164,22 +164,3 @@ def _check_device(name: Any) -> None:
         kind = ""
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f'device must be "auto", "cpu" or, where there is such a GPU, "cuda", got {name!r}')
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < math.inf
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and int(value) > 0
-
-
-def _are_sizes(sizes: Any) -> bool:
-    return isinstance(sizes, (tuple, list)) and len(sizes) > 0 and all(map(_is_count, sizes))
-
-
-def _check_auto(name: str, value: Any, good: Callable[[Any], bool], expected: str) -> None:
-    if isinstance(value, str) and value == "auto":
-        return
-    if isinstance(value, (str, bool)) or not good(value):
-        raise ValueError(f'{name} must be "auto" or {expected}, got {value!r}')

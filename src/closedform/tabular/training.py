@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..estimators import ClosedFormClassifier, ClosedFormRegressor
-from ..files import claimed
-from . import checkpoint, folder, page, predicting, preparing, reading
+from ..files import atomic
+from . import checkpoint, folder, page, predicting, preparing, publishing, reading
+from .classifier import ClosedFormClassifier
 from .loop import Plan, Record
 from .reading import TableError
+from .regressor import ClosedFormRegressor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,9 +31,9 @@ IMPORTANCE_ROWS = 2000
 
 @dataclass
 class Outcome:
-    """What came out: errors on the test rows of the model and of what it is compared with."""
+    """The result of a training: errors on the test rows, of the model and of the models it is compared with."""
 
-    model: folder.Model
+    model: folder.TableModel
     metric: str
     scores: dict[str, float]
     seconds: dict[str, float]
@@ -67,18 +69,19 @@ def train(
         raise TableError(f"{data}: {target!r} is the only column; expected others to predict it from")
     table, y, task, remarks = _target(data, table, target, task, categorical)
     first, second = _split(y, seed, task)
-    found, more = preparing.find(data, table, [c for c in table.columns if c != target], categorical, first)
-    remarks += more
-    given = preparing.frame(data, table, found)
+    inputs = [column for column in table.columns if column != target]
+    preparation, left_out = preparing.find(data, table, inputs, categorical, first)
+    remarks += left_out
+    frame = preparing.frame(data, table, preparation)
 
     kind = ClosedFormRegressor if task == "regression" else ClosedFormClassifier
     estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter)
-    model = folder.Model(task, target, found, estimator)
-    transform = preparing.transformer(found)
-    X, Z = transform.transform(given.iloc[first]), transform.transform(given.iloc[second])
+    model = folder.TableModel(task, target, preparation, estimator)
+    transform = preparing.transformer(preparation)
+    X, X_test = transform.transform(frame.iloc[first]), transform.transform(frame.iloc[second])
 
-    with claimed(partial):
-        folder.recover(partial, out)
+    with publishing.workspace(partial):
+        publishing.recover(partial, out)
         try:
             identity = _identity(X, y[first], estimator)
             seconds = {}
@@ -87,10 +90,10 @@ def train(
             estimator._fit(X, y[first], **checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch))
             seconds["closedform"] = watch.seconds()
             stage("comparing")
-            predicted = {"closedform": estimator.predict(Z)}
+            predicted = {"closedform": estimator.predict(X_test)}
             for name, other in _baselines(task, estimator, seed).items():
                 start = time.perf_counter()
-                predicted[name] = other.fit(X, y[first]).predict(Z)
+                predicted[name] = other.fit(X, y[first]).predict(X_test)
                 seconds[name] = time.perf_counter() - start
             metric = "RMSE" if task == "regression" else "error rate"
             scores = {name: _error(task, y[second], values) for name, values in predicted.items()}
@@ -98,10 +101,13 @@ def train(
 
             stage("writing")
             pipeline = model.pipeline()
-            test = given.iloc[second]
+            test = frame.iloc[second]
             rows = predicting.predictions(model, pipeline, test)
             rows.insert(0, f"true {target}", y[second])
-            rows.to_csv(partial / folder.PREDICTIONS, lineterminator="\n")
+            text = io.StringIO()
+            predicting.write(rows, text)
+            with atomic(partial / folder.PREDICTIONS) as file:
+                file.write(text.getvalue().encode())
             importance = _importance(pipeline, test, y[second], seed)
             page.write(partial / folder.REPORT, data.name, outcome, y[second], predicted["closedform"], importance)
             folder.save(
@@ -114,10 +120,10 @@ def train(
                     "seed": seed,
                 },
             )
-            folder.publish(partial, out)
-            folder.clear(partial)
+            publishing.publish(partial, out)
+            publishing.clear(partial)
         except (ValueError, ArithmeticError, LookupError, TypeError):  # of the data: the same command would fail again
-            folder.clear(partial)
+            publishing.clear(partial)
             raise
     return outcome
 
@@ -141,11 +147,11 @@ def _target(
     if task == "auto":
         task = "classification"
         if numeric:
-            given = reading.numbers(data, target, values)
-            whole = bool((given == given.round()).all())
-            few = given.nunique() <= min(FEW, len(given) // 2)
+            numbers = reading.numbers(data, target, values)
+            whole = bool((numbers == numbers.round()).all())
+            few = numbers.nunique() <= min(FEW, len(numbers) // 2)
             task = "classification" if whole and few else "regression"
-        remarks.append(f"{target!r} is taken for a {task} target; --task chooses another")
+        remarks.append(f"{target!r} is taken as a {task} target; --task chooses another")
     if task == "regression":
         y = reading.numbers(data, target, values, hint="; --task classification takes it as classes").to_numpy()
         if np.ptp(y) == 0:
@@ -183,7 +189,7 @@ def _split(y: np.ndarray, seed: int, task: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _identity(X: np.ndarray, y: np.ndarray, estimator: Any) -> str:
-    """Of a training: a checkpoint of other data, settings or another version is not gone on from."""
+    """Names a training: a checkpoint of other data, settings or of another version is not continued."""
     digest = hashlib.sha256(json.dumps([__version__, estimator.get_params()], default=str, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(X).tobytes())
     digest.update("\0".join(map(str, y)).encode())
@@ -208,17 +214,19 @@ def _error(task: str, y: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.sqrt(np.mean((y - predicted) ** 2)) if task == "regression" else np.mean(y != predicted))
 
 
-def _importance(pipeline: Any, given: pd.DataFrame, y: np.ndarray, seed: int) -> list[tuple[str, float, float]]:
+def _importance(pipeline: Any, frame: pd.DataFrame, y: np.ndarray, seed: int) -> list[tuple[str, float, float]]:
     """How much worse the score becomes when a column is shuffled: mean and deviation of five times, the largest first."""
     from sklearn.inspection import permutation_importance
 
-    if len(given) > IMPORTANCE_ROWS:
-        chosen = np.random.default_rng(seed).choice(len(given), IMPORTANCE_ROWS, replace=False)
-        given, y = given.iloc[chosen], y[chosen]
+    if len(frame) > IMPORTANCE_ROWS:
+        chosen = np.random.default_rng(seed).choice(len(frame), IMPORTANCE_ROWS, replace=False)
+        frame, y = frame.iloc[chosen], y[chosen]
     scoring = "neg_root_mean_squared_error" if np.issubdtype(y.dtype, np.number) else "accuracy"
-    found: Any = permutation_importance(pipeline, given, y, n_repeats=5, random_state=seed, scoring=scoring)
-    order = np.argsort(-found.importances_mean)
-    return [(given.columns[k], float(found.importances_mean[k]), float(found.importances_std[k])) for k in order]
+    importance: Any = permutation_importance(pipeline, frame, y, n_repeats=5, random_state=seed, scoring=scoring)
+    order = np.argsort(-importance.importances_mean)
+    return [
+        (frame.columns[k], float(importance.importances_mean[k]), float(importance.importances_std[k])) for k in order
+    ]
 
 
 def _listed(names: Any) -> str:

@@ -1,0 +1,55 @@
+"""Tables, and the command line run on them, for the tests of estimators and of `closedform train`."""
+
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+from sklearn.datasets import make_classification
+from typer.testing import CliRunner
+
+from closedform.cli import application
+
+FAST = {"max_iter": 15, "random_state": 0}  # a short fit
+RUN = [sys.executable, "-c", "from closedform.cli import main; main()"]
+GOOD = "area,rooms,price\n" + "".join(f"{i}.5,{i % 4},{3 * i}.25\n" for i in range(30))
+
+
+def homes(n=200, seed=0):
+    g = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {
+            "area": g.uniform(20, 200, n).round(1),
+            "rooms": g.integers(1, 7, n),
+            "district": g.choice(["north", "söuth", "east"], n),
+            "zip": g.choice([10115, 10117, 10119], n),
+        }
+    )
+    table["price"] = 3 * table.area + 10 * table.rooms + 60 * (table.district == "east") + g.normal(0, 3, n)
+    table["price"] = table["price"].round(2)
+    table.loc[g.choice(n, n // 10, replace=False), "area"] = np.nan
+    table.loc[3, "district"] = None
+    return table
+
+
+def command(*arguments):
+    """Exit code, and what was said on stderr (in the process: much faster than a new one)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = CliRunner().invoke(application(), [str(a) for a in arguments])
+    if isinstance(result.exception, (ValueError, FileNotFoundError)):
+        return 2, str(result.exception)  # as `closedform.cli.main` does
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def table(n=240, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (n, 4)) * [1, 100, 0.01, 1] + [0, 1e4, 0, 5]
+    z = (X - [0, 1e4, 0, 5]) / [0.6, 60, 0.006, 0.6]
+    return X, 1e3 + 50 * (np.sin(2 * z[:, 0]) + z[:, 1] * z[:, 2])
+
+
+def classes(n=240, seed=0, k=3):
+    X, y = make_classification(n, 6, n_informative=4, n_classes=k, class_sep=1.5, random_state=seed)
+    return X, np.array(["red", "green", "blue", "grey"])[y]
