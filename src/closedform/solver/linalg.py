@@ -56,6 +56,24 @@ def factor(system: System, lam: float | Tensor) -> Factor:
     return _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
 
 
+def path(system: System, units: Tensor, ratios: Tensor) -> Factor:
+    """The solves for several lambdas `ratios (K,) * units (D,)` of features that they share: one Gram product for all, and
+    residuals of their own, `(K, n, o)`."""
+    scale = units.rsqrt()
+    inner = system.scaled(scale)
+    K = gram_lower(inner.wide) if isinstance(inner, Rows) else inner.G
+    solve = shifted_(K.expand(len(ratios), *K.shape).clone(), ratios)
+
+    def solved(other: System) -> Solution:
+        if isinstance(inner, Rows):
+            A, ok = solve(rows_of(other).E)
+            return Solution((A.mT @ inner.X) * scale, ok)
+        dW, ok = solve(scale[:, None] * other.C)
+        return Solution(dW.mT * scale, ok)
+
+    return solved
+
+
 def _by_feature(system: System, lam: float | Tensor) -> bool:
     models = system.X.ndim - 2 if isinstance(system, Rows) else system.G.ndim - 2
     return isinstance(lam, Tensor) and lam.ndim == models + 1

@@ -31,6 +31,7 @@ CHUNK = 8192  # rows of one model upcast at a time on the way to moments
 _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
+MANY_FEATURES = 1024  # above, `Auto` keeps no matrix for each of its memories
 
 Form = Literal["information", "covariance"]
 

@@ -31,9 +31,16 @@ class Source(Protocol):
     @property
     def inner_steps(self) -> int: ...
 
+    @property
+    def squared(self) -> bool: ...
+
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...
 
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System: ...
+
+    def errors(self, W: Tensor, system: System) -> Tensor:
+        """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
+        ...
 
 
 class Step(NamedTuple):
