@@ -15,7 +15,7 @@ from pathlib import Path
 
 import swap_tasks
 from closedform.files import atomic
-from swap_train import Run, solved_head
+from swap_train import Run, rate_of, solved_head
 
 HEADS = ("learned", "solved")
 RUNGS = (-2, -1, 0, 1, 2)
@@ -34,16 +34,21 @@ class Cell:
 
 
 class Records:
-    """The finished runs of a folder, a JSON file each. Solved runs by another rule than the default of now do not count."""
+    """The finished runs of a folder, a JSON file each. Runs at rates of another ladder, and solved runs by another rule than
+    the default of now, do not count."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.rows: dict[Run, dict] = {}
-        rules = {True: _default_rules(True), False: _default_rules(False)}
+        tasks = {quick: swap_tasks.tasks(quick) for quick in (True, False)}
+        rules = {quick: _default_rules(tasks[quick]) for quick in (True, False)}
         for path in sorted(folder.glob("*.json")):
             row = json.loads(path.read_text())
             run = run_of(row)
-            if run.head == "learned" or row["rule"] == rules[run.quick].get(run.task):
+            task = tasks[run.quick].get(run.task)
+            if task is None or not math.isclose(row["rate"], rate_of(task, run.optimizer, run.rung)):
+                continue
+            if run.head == "learned" or row["rule"] == rules[run.quick][run.task]:
                 self.rows[run] = row
 
     def add(self, row: dict) -> None:
@@ -66,11 +71,8 @@ def run_of(row: dict) -> Run:
     return Run(**{name: row[name] for name in Run.__dataclass_fields__})
 
 
-def _default_rules(quick: bool) -> dict[str, str]:
-    return {
-        name: repr(solved_head(task, 1 + (task.loss != "squared")).rule)
-        for name, task in swap_tasks.tasks(quick).items()
-    }
+def _default_rules(tasks: dict[str, swap_tasks.Task]) -> dict[str, str]:
+    return {name: repr(solved_head(task, 2).rule) for name, task in tasks.items()}
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -68,7 +68,7 @@ class Task:
     seconds: dict[str, float] = field(default_factory=dict)  # a step, for the estimate of `--plan`
 
 
-RATES = {"sgd": 0.1, "adamw": 1e-3, "muon": 3e-3, "soap": 3e-3}
+RATES = {"sgd": 0.1, "adamw": 3e-3, "muon": 3e-3, "soap": 3e-3}
 
 
 # ---- Tables --------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _qm9(quick: bool) -> Task:
         features=width,
         outputs=lambda data: data.train[1].shape[1],
         epochs={32: 4, 256: 12} if quick else {32: 6, 256: 20},
-        rates=RATES | {"sgd": 0.3},
+        rates=RATES | {"adamw": 1e-3},
         seconds={"cpu": 1.5e-3, "cuda": 4e-4},
     )
 

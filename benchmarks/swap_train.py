@@ -147,7 +147,7 @@ class Training:
         if self.task.augmented:
             x = cifar.augment(x, row["shift"].long(), row["flip"])
         phi = self.features(x)
-        if isinstance(self.head, cf.ClosedFormLinear):
+        if not self.learned:
             if self.device == "cpu" and not bool(torch.isfinite(phi).all()):
                 self.diverged = True  # the head would raise, as it would not on a GPU
                 return
