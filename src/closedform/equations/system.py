@@ -1,0 +1,67 @@
+"""All conditions of a problem as one least-squares problem for the weights of the last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .fields import Field
+from .nonlinear import linearised
+from .problem import Batch, Problem
+
+
+class System(NamedTuple):
+    """Rows `A (n, m)` and targets `b (n, 1)`, balanced; `scales` is what each condition's rows were multiplied by."""
+
+    A: Tensor
+    b: Tensor
+    scales: list[float]
+
+
+def fields(problem: Problem, backbone: Callable[[Tensor], Tensor], batches: Sequence[Batch]) -> list[Field]:
+    """The features at the points of every condition."""
+    return [problem.features(backbone, at, batch) for at, batch in enumerate(batches)]
+
+
+def assemble(problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor | None) -> System:
+    """The rows of all conditions. Each condition's rows are divided by the root of the sum of their squares, so that a
+    condition with large derivatives, or with many points, weighs as much as another.
+
+    weights: the solution so far, where conditions that are not linear are linearised; zero where None.
+    """
+    rows, targets, scales = [], [], []
+    for at, (u, batch) in enumerate(zip(at_points, batches)):
+        u = u.detached()
+        if problem.conditions[at].linear:
+            A = problem.rows(at, u, batch)
+            b = A.new_zeros(len(A), 1) + batch.target
+        else:
+            start = u.x.new_zeros(problem.width(u)) if weights is None else weights
+            A, b = linearised(problem, at, u, start, batch)
+        scale = problem.conditions[at].weight / max(float(A.norm()), 1e-300)
+        rows.append(scale * A)
+        targets.append(scale * b)
+        scales.append(scale)
+    return System(torch.cat(rows), torch.cat(targets), scales)
+
+
+def loss(
+    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor, scales: Sequence[float]
+) -> Tensor:
+    """The sum of the squared residuals of these weights, each condition's times its scale."""
+    parts = [
+        (scale * problem.residual(at, u, weights, batch)).square().sum()
+        for at, (u, batch, scale) in enumerate(zip(at_points, batches, scales))
+    ]
+    return torch.stack(parts).sum()
+
+
+def target_size(
+    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], scales: Sequence[float]
+) -> Tensor:
+    """The loss of the zero function: what the residuals are measured against."""
+    u = at_points[0]
+    return loss(problem, at_points, batches, u.x.new_zeros(problem.width(u)), scales)
