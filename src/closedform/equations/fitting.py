@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..solver import linalg
@@ -29,38 +28,55 @@ class Fit(NamedTuple):
 
 
 def fit_layer(
-    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], start: Tensor | None, pick: Pick, most: int
+    problem: Problem,
+    at_points: Sequence[Field],
+    batches: Sequence[Batch],
+    start: system.Around | None,
+    pick: Pick,
+    most: int,
 ) -> Fit:
-    """Solve for the weights. Nonlinear problems take up to `most` steps of Newton's method from `start` (zero where None);
-    a step that would increase the loss is halved.
+    """Solve for the weights. Nonlinear problems take up to `most` steps of Newton's method from the functions `start` (zero
+    where None); a step after the first that would increase the loss is halved, until it does not.
 
     pick: makes weights of rows, given the scales of the conditions.
     """
-    weights = start
-    while True:
-        balanced = system.assemble(problem, at_points, batches, weights)
-        n, m = balanced.A.shape
-        if n < m:
+    around, fit = start, None
+    for _ in range(1 if problem.linear else most):
+        A, b, scales = system.assemble(problem, at_points, batches, around)
+        if A.shape[0] < A.shape[1]:
             raise ValueError(
-                f"the conditions give {n} rows for {m} weights; take more points or a backbone with fewer features"
+                f"the conditions give {A.shape[0]} rows for {A.shape[1]} weights; take more points or a backbone with fewer "
+                f"features"
             )
-        rows = compressed(balanced.A, balanced.b)
-        target = pick(rows, balanced.scales)
-        if problem.linear:
-            return Fit(target, balanced.scales, rows, n)
-        old = target.new_zeros(m) if weights is None else weights
-
-        def loss(candidate: Tensor, scales: list[float] = balanced.scales) -> float:
-            return float(system.loss(problem, at_points, batches, candidate, scales))
-
-        before, after, weights = loss(old), loss(target), target
-        for _ in range(_HALVINGS):
-            if after <= before:
+        rows = compressed(A, b)
+        weights = pick(rows, scales)
+        if fit is not None:
+            before = float(system.loss(problem, at_points, batches, fit.weights, scales))
+            weights, after = _halved(problem, at_points, batches, scales, fit.weights, weights, before)
+            if after > before:
                 break
-            weights = (old + weights) / 2
-            after = loss(weights)
-        if not after <= before:
-            return Fit(old, balanced.scales, rows, n)
-        most -= 1
-        if most == 0 or after > (1 - _CONVERGED) * before:
-            return Fit(weights, balanced.scales, rows, n)
+            if after > (1 - _CONVERGED) * before:
+                return Fit(weights, scales, rows, len(A))
+        fit = Fit(weights, scales, rows, len(A))
+        around = system.functions(problem, at_points, batches, weights)
+    assert fit is not None
+    return fit
+
+
+def _halved(
+    problem: Problem,
+    at_points: Sequence[Field],
+    batches: Sequence[Batch],
+    scales: list[float],
+    old: Tensor,
+    new: Tensor,
+    before: float,
+) -> tuple[Tensor, float]:
+    """The step from old to new weights, halved while its loss is above the one before; with its loss."""
+    after = float("inf")
+    for _ in range(_HALVINGS):
+        after = float(system.loss(problem, at_points, batches, new, scales))
+        if after <= before:
+            break
+        new = (old + new) / 2
+    return new, after

@@ -14,8 +14,8 @@ This is done for `nn.Sequential` of linear layers and activations; any other bac
 >>> backbone[0].weight.data.fill_(1.0)
 tensor([[1.]], dtype=torch.float64)
 >>> u = features(backbone, torch.zeros(1, 1, dtype=torch.float64), order=3)       # tanh x = x - x^3 / 3 + ...
->>> [float(u.d(*[0] * k)) for k in range(4)]
-[0.0, 1.0, 0.0, -2.0]
+>>> u.value.item(), u.dx(0).item(), u.d(0, 0, 0).item()
+(0.0, 1.0, -2.0)
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def partitions(axes: Axes) -> Mapping[tuple[Axes, ...], int]:
 
     counts: dict[tuple[Axes, ...], int] = {}
     for blocks in cut(axes):
-        key = tuple(sorted((tuple(sorted(block)) for block in blocks)))
+        key = tuple(sorted(tuple(sorted(block)) for block in blocks))
         counts[key] = counts.get(key, 0) + 1
     return counts
 

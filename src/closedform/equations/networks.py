@@ -18,18 +18,27 @@ from .jets import Sine
 from .problem import Problem
 from .solving import solve
 
-TRIALS = ((nn.Tanh, 0.5), (nn.Tanh, 1.0), (nn.Tanh, 2.0), (nn.Tanh, 4.0), (nn.Tanh, 8.0),
-          (Sine, 1.0), (Sine, 2.0), (Sine, 4.0), (Sine, 8.0), (Sine, 16.0))  # fmt: skip
+TRIALS: dict[type[nn.Module], tuple[float, ...]] = {
+    nn.Tanh: (0.5, 1.0, 2.0, 4.0, 8.0),
+    Sine: (1.0, 2.0, 4.0, 8.0, 16.0),
+}
+ENOUGH = 1e-9  # a relative residual below which nothing more is tried
 
 
 def network(
-    box: Box, features: int = 512, *, scale: float = 1.0, activation: type[nn.Module] = nn.Tanh,
-    hidden: Sequence[int] = (), seed: int = 0,
-) -> nn.Sequential:  # fmt: skip
+    box: Box,
+    features: int = 512,
+    *,
+    scale: float | Sequence[float] = 1.0,
+    activation: type[nn.Module] = nn.Tanh,
+    hidden: Sequence[int] = (),
+    seed: int = 0,
+) -> nn.Sequential:
     """Layers of an activation in float64, on a box.
 
-    scale: how fast the features vary. The slopes of the first layer are uniform up to `scale` for a box that goes from -1 to
-        1, and each unit is centred at a random point of the box (for `Sine` its phase is random).
+    scale: how fast the features vary, along all coordinates or along each. The slopes of the first layer are uniform up to
+        `scale` for a box that goes from -1 to 1, and each unit is centred at a random point of the box (for `Sine` its phase
+        is random).
     hidden: the widths of layers before the features; without one the features are `activation(linear(x))`.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +53,7 @@ def network(
         layer = nn.Linear(before, after, dtype=torch.float64)
         with torch.no_grad():
             if k == 0:
-                slopes = scale * uniform(after, before) * 2 / (high - low)
+                slopes = torch.as_tensor(scale, dtype=torch.float64) * uniform(after, before) * 2 / (high - low)
                 centres = (low + high) / 2 + uniform(after, before) * (high - low) / 2
                 layer.weight.copy_(slopes)
                 layer.bias.copy_(math.pi * uniform(after) if activation is Sine else -(slopes * centres).sum(1))
@@ -58,13 +67,33 @@ def network(
 def best_network(
     problem: Problem, box: Box, features: int = 512, *, trial_features: int = 256, seed: int = 0
 ) -> nn.Sequential:
-    """The network of the activation and scale whose solve has the smallest relative residual at fresh points.
+    """The network of the activation and scales whose solve has the smallest relative residual at fresh points.
+
+    First one scale for all coordinates, then a larger or smaller one for each, as long as that helps.
 
     trial_features: of the networks that are tried, which need not be as wide as the one that is returned.
     """
-    residuals = []
-    for activation, scale in TRIALS:
+
+    def residual(activation: type[nn.Module], scale: Sequence[float]) -> float:
         trial = network(box, min(trial_features, features), scale=scale, activation=activation, seed=seed)
-        residuals.append(solve(problem, trial, steps=0, seed=seed).relative_residual)
-    activation, scale = TRIALS[residuals.index(min(residuals))]
+        left = solve(problem, trial, steps=0, seed=seed).relative_residual
+        return left if math.isfinite(left) else float("inf")
+
+    activation, scale, least = nn.Tanh, [1.0] * box.dimension, float("inf")
+    for kind, sizes in TRIALS.items():
+        for size in sizes:
+            left = residual(kind, [size] * box.dimension)
+            if left < least:
+                activation, scale, least = kind, [size] * box.dimension, left
+    for axis in range(box.dimension if box.dimension > 1 else 0):
+        before = least
+        for factor in (2.0, 0.5):
+            while least > ENOUGH:
+                candidate = [size * factor if k == axis else size for k, size in enumerate(scale)]
+                left = residual(activation, candidate)
+                if not left < least:
+                    break
+                scale, least = candidate, left
+            if least < before:  # back again would be the same trials
+                break
     return network(box, features, scale=scale, activation=activation, seed=seed)

@@ -94,6 +94,11 @@ class Problem:
     def linear(self) -> bool:
         return all(condition.linear for condition in self.conditions)
 
+    @property
+    def arguments(self) -> int:
+        """How many functions and coefficients the operators take."""
+        return len(self.unknowns) + len(self.coefficients)
+
     # ---- Points ----
 
     def draw(self, n: int, generator: torch.Generator) -> list[Batch]:
@@ -126,8 +131,8 @@ class Problem:
         if not isinstance(value, Tensor) or value.ndim != 2:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"the operator of {condition.name!r} returns {shape}, and a tensor with a row a point and a column a feature is "
-                f"expected; coefficients that vary have the shape (n, 1), as u.x[:, :1] has"
+                f"the operator of {condition.name!r} returns {shape}, and a tensor with a row a point and a column a "
+                f"feature is expected; coefficients that vary have the shape (n, 1), as u.x[:, :1] has"
             )
         return value
 
@@ -146,6 +151,21 @@ class Problem:
         """The number of weights and coefficients to solve for."""
         return len(self.unknowns) * u.value.shape[1] + len(self.coefficients)
 
+    def guessed_fields(self, at: int, guess: Callable[[Tensor], Tensor], batch: Batch) -> list[Field]:
+        """Functions that are known by a formula `(n, D) -> (n, unknowns)`, and coefficients that are 1."""
+        own, partner = self.derivatives[at]
+        here = features(guess, batch.x, derivatives=own)
+        there = None
+        if partner and batch.partner is not None:
+            there = features(guess, batch.partner, derivatives=partner)
+        if here.value.shape[1] != len(self.unknowns):
+            raise ValueError(
+                f"the start has {here.value.shape[1]} columns, and the problem {len(self.unknowns)} unknowns"
+            )
+        units = torch.eye(len(self.unknowns), dtype=torch.float64, device=batch.x.device)
+        functions = [Field(here.x, here.table(), there).contracted(unit) for unit in units]
+        return functions + self.zero(batch)[len(functions) :]
+
     def solved_fields(self, u: Field, weights: Tensor, batch: Batch) -> list[Field]:
         """The unknowns and coefficients that these weights make."""
         o, d = len(self.unknowns), u.value.shape[1]
@@ -153,12 +173,17 @@ class Problem:
         functions = [u.contracted(block) for block in blocks]
         return functions + [constant(batch.x, c, batch.partner) for c in weights[o * d :].unbind()]
 
+    def zero(self, batch: Batch) -> list[Field]:
+        """Where Newton's method starts: functions that are 0 and coefficients that are 1, as a product of both would have no
+        slope at all where both are 0."""
+        values = [0.0] * len(self.unknowns) + [1.0] * len(self.coefficients)
+        return [constant(batch.x, value, batch.partner) for value in values]
+
     def unit_fields(self, u: Field, batch: Batch) -> list[list[Field]]:
         """For every unknown and coefficient the arguments of an operator where it alone is not zero."""
-        count = len(self.unknowns) + len(self.coefficients)
         units = []
-        for k in range(count):
-            arguments = [constant(batch.x, 0.0, batch.partner) for _ in range(count)]
+        for k in range(self.arguments):
+            arguments = [constant(batch.x, 0.0, batch.partner) for _ in range(self.arguments)]
             arguments[k] = u if k < len(self.unknowns) else constant(batch.x, 1.0, batch.partner)
             units.append(arguments)
         return units

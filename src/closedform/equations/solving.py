@@ -7,6 +7,7 @@ The end is a solve on many points, with the ridge penalty that does best on poin
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from .layer import chosen, compressed, solved
 from .problem import Batch, Problem
 from .solution import Solution
 
-TRAINING_BETA = 1e-20  # relative, so singular values below 1e-10 of the largest are damped
-FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 30  # before the first step of the backbone, and in the last solve
+TRAINING_BETA = 1e-14  # relative: singular values below 1e-7 of the largest are damped, and the gradient is less noisy
+FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 40  # before the first step of the backbone, and in the last solve
 LAST = 500_000  # the seeds of the last solve's points, apart from those of the steps
 Progress = Callable[[int, int, float], None]
 
@@ -38,8 +39,9 @@ def solve(
     steps: int = 300,
     points: int = 1024,
     final_points: int | None = None,
-    lr: float = 3e-3,
+    lr: float = 1e-2,
     seed: int = 0,
+    start: Callable[[Tensor], Tensor] | None = None,
     progress: Progress | None = None,
     checkpoint: str | Path | None = None,
     every_s: float = 60.0,
@@ -49,20 +51,20 @@ def solve(
     steps: of Adam, whose rate falls from `lr` along a cosine. 0 is a solve alone, on the features as they are.
     points: for a step, of each condition that has a sampler (times its share).
     final_points: for the last solve; where None four for each weight, and at least `points`.
+    start: a first guess of a nonlinear problem's functions, `(n, D) -> (n, unknowns)`; zero where None. It matters where
+        there are several solutions, or where Newton's method stops at none.
     progress: called after each step with the step, the number of steps, and the loss.
     checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
         and ends with the same numbers. It is removed at the end.
     """
-    start = time.perf_counter()
     _check(problem, backbone)
-    state = _train(
-        problem, backbone, steps, points, lr, seed, progress, None if checkpoint is None else Path(checkpoint), every_s
-    )
-    trained = time.perf_counter()
-    solution = _finish(problem, backbone, state, points, final_points, seed)
-    solution.seconds = state.seconds + time.perf_counter() - trained
-    if checkpoint is not None:
-        Path(checkpoint).unlink(missing_ok=True)
+    file = None if checkpoint is None else Path(checkpoint)
+    trained = _train(problem, backbone, steps, points, lr, seed, start, progress, file, every_s)
+    begin = time.perf_counter() - trained.seconds
+    solution = _finish(problem, backbone, trained, points, final_points, seed, start)
+    solution.seconds = time.perf_counter() - begin
+    if file is not None:
+        file.unlink(missing_ok=True)
     return solution
 
 
@@ -82,10 +84,22 @@ def _check(problem: Problem, backbone: nn.Module) -> None:
 # ---- Training ----------------------------------------------------------------------------------------
 
 
-class State(NamedTuple):
+class Known(NamedTuple):
+    """A function that has been solved for. A nonlinear problem is linearised around it, at whatever points: the weights
+    alone would mean another function once the backbone has taken a step."""
+
+    backbone: nn.Module
+    weights: Tensor
+
+    @torch.no_grad()
+    def at(self, problem: Problem, batches: list[Batch]) -> system.Around:
+        return system.functions(problem, system.fields(problem, self.backbone, batches), batches, self.weights)
+
+
+class Trained(NamedTuple):
     """What training leaves besides the backbone."""
 
-    weights: Tensor | None
+    known: Known | None
     losses: list[float]
     seconds: float
 
@@ -97,36 +111,53 @@ def _train(
     points: int,
     lr: float,
     seed: int,
+    guess: Callable[[Tensor], Tensor] | None,
     progress: Progress | None,
     checkpoint: Path | None,
     every_s: float,
-) -> State:
+) -> Trained:
+    trained = Trained(None, [], 0.0)
     if steps == 0:
-        return State(None, [], 0.0)
+        return trained
     optimizer = torch.optim.Adam(backbone.parameters(), lr=lr)
-    state = State(None, [], 0.0)
     name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
     if checkpoint is not None and checkpoint.is_file():
-        state = _resume(checkpoint, backbone, optimizer, name)
-    weights, losses = state.weights, state.losses
-    begin = time.perf_counter() - state.seconds
+        trained = _resume(checkpoint, backbone, optimizer, name)
+    known, losses = trained.known, trained.losses
+    begin = time.perf_counter() - trained.seconds
     saved = time.perf_counter()
     with Stop() as stop:
         for step in range(len(losses), steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-            weights, loss = _step(problem, backbone, optimizer, problem.draw(points, generator), weights)
+            batches = problem.draw(points, _generator(seed, step))
+            known, loss = _step(problem, backbone, optimizer, batches, known, guess)
             losses.append(loss)
             if progress is not None:
                 progress(step + 1, steps, loss)
-            due = time.perf_counter() - saved > every_s
-            if checkpoint is not None and (stop.asked or due):
-                _save(checkpoint, backbone, optimizer, name, State(weights, losses, time.perf_counter() - begin))
+            if checkpoint is not None and (stop.asked or time.perf_counter() - saved > every_s):
+                _save(checkpoint, backbone, optimizer, name, Trained(known, losses, time.perf_counter() - begin))
                 saved = time.perf_counter()
             if stop.asked:
                 raise KeyboardInterrupt
-    return State(weights, losses, time.perf_counter() - begin)
+    return Trained(known, losses, time.perf_counter() - begin)
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    """The points of a step depend on the seed and the step alone, so that a run can go on from any step."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def _start(
+    problem: Problem, batches: list[Batch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
+) -> system.Around | None:
+    """Where Newton's method starts from."""
+    if problem.linear or (known is None and guess is None):
+        return None
+    if known is not None:
+        return known.at(problem, batches)
+    assert guess is not None
+    return [problem.guessed_fields(at, guess, batch) for at, batch in enumerate(batches)]
 
 
 def _step(
@@ -134,17 +165,21 @@ def _step(
     backbone: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: list[Batch],
-    weights: Tensor | None,
-) -> tuple[Tensor, float]:
+    known: Known | None,
+    guess: Callable[[Tensor], Tensor] | None,
+) -> tuple[Known | None, float]:
     at_points = system.fields(problem, backbone, batches)
     with torch.no_grad():
-        most = FIRST_NEWTON_STEPS if weights is None else 1
-        fit = fit_layer(problem, at_points, batches, weights, lambda rows, scales: solved(rows, TRAINING_BETA), most)
+        start = _start(problem, batches, known, guess)
+        most = FIRST_NEWTON_STEPS if known is None else 1
+        fit = fit_layer(problem, at_points, batches, start, lambda rows, scales: solved(rows, TRAINING_BETA), most)
     loss = system.loss(problem, at_points, batches, fit.weights, fit.scales)
+    if not problem.linear:
+        known = Known(copy.deepcopy(backbone), fit.weights)
     optimizer.zero_grad()
-    loss.backward()
+    loss.log().backward()  # of its logarithm: the loss may be 1e-20, and the epsilon of Adam is absolute
     optimizer.step()
-    return fit.weights, float(loss.detach())
+    return known, float(loss.detach())
 
 
 # ---- The last solve ----------------------------------------------------------------------------------
@@ -152,10 +187,16 @@ def _step(
 
 @torch.no_grad()
 def _finish(
-    problem: Problem, backbone: nn.Module, state: State, points: int, final_points: int | None, seed: int
+    problem: Problem,
+    backbone: nn.Module,
+    trained: Trained,
+    points: int,
+    final_points: int | None,
+    seed: int,
+    guess: Callable[[Tensor], Tensor] | None,
 ) -> Solution:
     """Solve on many points, choose beta on others, and measure on a third set."""
-    draws = [torch.Generator().manual_seed(seed * 1_000_003 + LAST + k) for k in range(3)]
+    draws = [_generator(seed, LAST + k) for k in range(3)]
     width = problem.width(problem.features(backbone, 0, problem.draw(1, draws[2])[0]))
     n = max(points, 4 * width) if final_points is None else final_points
     batches, other, fresh = (problem.draw(count, draw) for count, draw in zip((n, n // 2, n // 2), draws))
@@ -168,7 +209,11 @@ def _finish(
         beta = choice.beta
         return choice.weights
 
-    fit = fit_layer(problem, at_points, batches, state.weights, pick, NEWTON_STEPS)
+    start = _start(problem, batches, trained.known, guess)
+    if not problem.linear:  # to the end with one penalty, or the steps would follow its choice and not the equation
+        fit = fit_layer(problem, at_points, batches, start, lambda rows, scales: solved(rows, 0.0), NEWTON_STEPS)
+        start = system.functions(problem, at_points, batches, fit.weights)
+    fit = fit_layer(problem, at_points, batches, start, pick, 1)
     left = system.loss(problem, at_fresh, fresh, fit.weights, fit.scales)
     functions, d = len(problem.unknowns), at_fresh[0].value.shape[1]
     numbers = fit.weights[functions * d :].tolist()
@@ -185,7 +230,7 @@ def _finish(
         _spread(problem, fit, beta, at_fresh[0].value),
         beta,
         fit.count,
-        state.losses,
+        trained.losses,
         0.0,
     )
 
@@ -204,19 +249,31 @@ def _spread(problem: Problem, fit: Fit, beta: float, phi: Tensor) -> float:
 # ---- Checkpoints -------------------------------------------------------------------------------------
 
 
-def _save(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str, state: State) -> None:
-    body = {"name": name, "backbone": backbone.state_dict(), "optimizer": optimizer.state_dict(), **state._asdict()}
+def _save(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str, trained: Trained) -> None:
+    known = trained.known
+    body = {
+        "name": name,
+        "backbone": backbone.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "known": None if known is None else {"backbone": known.backbone.state_dict(), "weights": known.weights},
+        "losses": trained.losses,
+        "seconds": trained.seconds,
+    }
     with atomic(path) as file:
         torch.save(body, file)
 
 
-def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> State:
+def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Trained:
     try:
         body = torch.load(path, weights_only=True)
         if body["name"] != name:
             raise ValueError(f"it belongs to {body['name']!r}, and this is {name!r}")
+        known = None
+        if body["known"] is not None:
+            known = Known(copy.deepcopy(backbone), body["known"]["weights"])
+            known.backbone.load_state_dict(body["known"]["backbone"])
         backbone.load_state_dict(body["backbone"])
         optimizer.load_state_dict(body["optimizer"])
-        return State(body["weights"], body["losses"], body["seconds"])
+        return Trained(known, body["losses"], body["seconds"])
     except Exception as wrong:
         raise ValueError(f"the checkpoint {path} cannot be continued ({wrong}); remove it to start afresh") from wrong

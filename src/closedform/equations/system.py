@@ -12,6 +12,8 @@ from .fields import Field
 from .nonlinear import linearised
 from .problem import Batch, Problem
 
+Around = Sequence[Sequence[Field]]  # for every condition, the functions and coefficients at its points
+
 
 class System(NamedTuple):
     """Rows `A (n, m)` and targets `b (n, 1)`, balanced; `scales` is what each condition's rows were multiplied by."""
@@ -26,11 +28,18 @@ def fields(problem: Problem, backbone: Callable[[Tensor], Tensor], batches: Sequ
     return [problem.features(backbone, at, batch) for at, batch in enumerate(batches)]
 
 
-def assemble(problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor | None) -> System:
+def functions(problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor) -> Around:
+    """What these weights make of the features, at the points of every condition."""
+    return [problem.solved_fields(u, weights, batch) for u, batch in zip(at_points, batches)]
+
+
+def assemble(
+    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], around: Around | None = None
+) -> System:
     """The rows of all conditions. Each condition's rows are divided by the root of the sum of their squares, so that a
     condition with large derivatives, or with many points, weighs as much as another.
 
-    weights: the solution so far, where conditions that are not linear are linearised; zero where None.
+    around: the solution so far, where conditions that are not linear are linearised; zero where None.
     """
     rows, targets, scales = [], [], []
     for at, (u, batch) in enumerate(zip(at_points, batches)):
@@ -39,9 +48,9 @@ def assemble(problem: Problem, at_points: Sequence[Field], batches: Sequence[Bat
             A = problem.rows(at, u, batch)
             b = A.new_zeros(len(A), 1) + batch.target
         else:
-            start = u.x.new_zeros(problem.width(u)) if weights is None else weights
-            A, b = linearised(problem, at, u, start, batch)
-        scale = problem.conditions[at].weight / max(float(A.norm()), 1e-300)
+            A, b = linearised(problem, at, u, problem.zero(batch) if around is None else around[at], batch)
+        size = float(A.norm())
+        scale = problem.conditions[at].weight / (size if size > 0 else 1.0)
         rows.append(scale * A)
         targets.append(scale * b)
         scales.append(scale)
