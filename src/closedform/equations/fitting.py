@@ -19,12 +19,13 @@ _CONVERGED = 1e-3  # a Newton step that takes less than this share off the loss 
 
 
 class Fit(NamedTuple):
-    """Weights `(m,)`, the scales of the conditions, and the compressed rows of `count` that they are the solution of."""
+    """Weights `(m,)`, the scales of the conditions, and the compressed rows that they are the solution of, of
+    `counts` for each condition."""
 
     weights: Tensor
     scales: list[float]
     rows: linalg.Rows
-    count: int
+    counts: list[int]
 
 
 def fit_layer(
@@ -42,7 +43,7 @@ def fit_layer(
     """
     around, fit = start, None
     for _ in range(1 if problem.linear else most):
-        A, b, scales = system.assemble(problem, at_points, batches, around)
+        A, b, scales, counts = system.assemble(problem, at_points, batches, around)
         if A.shape[0] < A.shape[1]:
             raise ValueError(
                 f"the conditions give {A.shape[0]} rows for {A.shape[1]} weights; take more points or a backbone with fewer "
@@ -56,8 +57,8 @@ def fit_layer(
             if after > before:
                 break
             if after > (1 - _CONVERGED) * before:
-                return Fit(weights, scales, rows, len(A))
-        fit = Fit(weights, scales, rows, len(A))
+                return Fit(weights, scales, rows, counts)
+        fit = Fit(weights, scales, rows, counts)
         around = system.functions(problem, at_points, batches, weights)
     assert fit is not None
     return fit

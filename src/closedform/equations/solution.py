@@ -23,6 +23,7 @@ class Solution:
     coefficients: the unknown numbers of an inverse problem, by name.
     residuals: for each condition the root mean square of `operator(u) - target` at points that no solve has used (at its own
         points, where they are fixed).
+    row_norms: for each condition the root mean square of the norms of its rows, which it was divided by.
     relative_residual: the residuals of all conditions, balanced as in the solve, in relation to the targets.
     spread: the relative difference, at fresh points of the first condition, from the solution without an eighth of the
         features. It tells how far the features settle the solution; mostly it is larger than the error.
@@ -35,6 +36,7 @@ class Solution:
     weights: Tensor
     coefficients: dict[str, float]
     residuals: dict[str, float]
+    row_norms: dict[str, float]
     relative_residual: float
     spread: float
     beta: float

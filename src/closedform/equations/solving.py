@@ -39,7 +39,7 @@ def solve(
     steps: int = 300,
     points: int = 1024,
     final_points: int | None = None,
-    lr: float = 1e-2,
+    lr: float = 2e-2,
     seed: int = 0,
     start: Callable[[Tensor], Tensor] | None = None,
     progress: Progress | None = None,
@@ -226,10 +226,14 @@ def _finish(
             condition.name: float(problem.residual(at, u, fit.weights, batch).square().mean().sqrt())
             for at, (condition, u, batch) in enumerate(zip(problem.conditions, at_fresh, fresh))
         },
+        {
+            condition.name: condition.weight / (scale * math.sqrt(count))
+            for condition, scale, count in zip(problem.conditions, fit.scales, fit.counts)
+        },
         math.sqrt(float(left) / max(float(system.target_size(problem, at_fresh, fresh, fit.scales)), 1e-300)),
         _spread(problem, fit, beta, at_fresh[0].value),
         beta,
-        fit.count,
+        sum(fit.counts),
         trained.losses,
         0.0,
     )

@@ -16,11 +16,13 @@ Around = Sequence[Sequence[Field]]  # for every condition, the functions and coe
 
 
 class System(NamedTuple):
-    """Rows `A (n, m)` and targets `b (n, 1)`, balanced; `scales` is what each condition's rows were multiplied by."""
+    """Rows `A (n, m)` and targets `b (n, 1)`, balanced; `scales` is what each condition's rows were multiplied by, and
+    `counts` how many there are."""
 
     A: Tensor
     b: Tensor
     scales: list[float]
+    counts: list[int]
 
 
 def fields(problem: Problem, backbone: Callable[[Tensor], Tensor], batches: Sequence[Batch]) -> list[Field]:
@@ -54,7 +56,7 @@ def assemble(
         rows.append(scale * A)
         targets.append(scale * b)
         scales.append(scale)
-    return System(torch.cat(rows), torch.cat(targets), scales)
+    return System(torch.cat(rows), torch.cat(targets), scales, [len(part) for part in rows])
 
 
 def loss(
