@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from closedform.equations import Box, Condition, Field, Problem, Sine, best_network, features, network, solve
+from closedform.equations import Box, Condition, Field, Problem, Sine, best_network, features, march, network, solve
 from closedform.equations.jets import _layers, _nested, closure, partitions
 
 from .helpers import relative
@@ -379,6 +379,29 @@ def test_a_network_is_found():
     chosen = best_network(problem, SQUARE, 96, trial_features=96)
     plain = error(solve(problem, network(SQUARE, 96), steps=0), exact, 2)
     assert error(solve(problem, chosen, steps=0), exact, 2) < 1e-2 * plain
+
+
+def test_slabs_of_time():
+    """u' = -u + cos t over a long time, with an initial value that each slab hands on."""
+
+    def exact(x):
+        return (torch.cos(x) + torch.sin(x)) / 2 + torch.exp(-x) / 2
+
+    def build(begin, end, before):
+        slab, now = Box([begin], [end]), torch.tensor([[begin]], dtype=torch.float64)
+        start = 1.0 if before is None else before(now)
+        conditions = [
+            Condition(slab.inside, lambda u: u.dx(0) + u.value, torch.cos),
+            Condition(now, lambda u: u.value, start),
+        ]
+        return Problem(conditions), network(slab, 24)
+
+    solution = march([0.0, 2.0, 4.0, 6.0, 8.0], build, steps=0, points=128)
+    x = 8 * points(200, 1)
+    assert relative(solution(x), exact(x)) < 1e-8
+    assert solution(x).shape == (200, 1)
+    with pytest.raises(ValueError, match="times that increase"):
+        march([0.0, 2.0, 1.0], build)
 
 
 # ---- Nonlinear ---------------------------------------------------------------------------------------

@@ -25,7 +25,21 @@ from .fields import Field
 from .jets import Sine, features
 from .networks import best_network, network
 from .problem import Condition, Problem
+from .slabs import March, march
 from .solution import Solution
 from .solving import solve
 
-__all__ = ["Box", "Condition", "Field", "Problem", "Sine", "Solution", "best_network", "features", "network", "solve"]
+__all__ = [
+    "Box",
+    "Condition",
+    "Field",
+    "March",
+    "Problem",
+    "Sine",
+    "Solution",
+    "best_network",
+    "features",
+    "march",
+    "network",
+    "solve",
+]
