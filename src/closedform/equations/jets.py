@@ -100,7 +100,7 @@ def _layers(backbone: Callable) -> list[nn.Module] | None:
 def _jet(layers: list[nn.Module], x: Tensor, wanted: list[Axes]) -> dict[Axes, Tensor]:
     """Every derivative through every layer. One that is zero everywhere, as second ones are before the first activation,
     is left out."""
-    z = {(): x}
+    z: dict[Axes, Tensor] = {(): x}
     for (axis,) in [axes for axes in wanted if len(axes) == 1]:
         unit = torch.zeros(1, x.shape[1], dtype=x.dtype, device=x.device)
         unit[0, axis] = 1
@@ -122,7 +122,7 @@ def _linear(layer: nn.Linear, z: dict[Axes, Tensor]) -> dict[Axes, Tensor]:
 
 def _entrywise(layer: nn.Module, z: dict[Axes, Tensor], wanted: list[Axes]) -> dict[Axes, Tensor]:
     s = _scalar_derivatives(layer, z[()], order=len(wanted[-1]))
-    out = {(): s[0]}
+    out: dict[Axes, Tensor] = {(): s[0]}
     for axes in wanted[1:]:
         terms = []
         for blocks, count in partitions(axes).items():
@@ -207,7 +207,7 @@ def _chain(
         axis, inner = chain[depth - 1], level(depth - 1)
 
         def pushed(points: Tensor) -> dict[Axes, Tensor]:
-            values, slopes = torch.func.jvp(inner, (points,), (direction(axis),))
+            values, slopes = torch.func.jvp(inner, (points,), (direction(axis),))[:2]
             return values | {tuple(sorted((*axes, axis))): slope for axes, slope in slopes.items()}
 
         return pushed
