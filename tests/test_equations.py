@@ -481,3 +481,19 @@ def test_boxes():
         SQUARE.where(lambda x: x[:, 0] > 2)(5, generator)
     with pytest.raises(ValueError, match="lower to a higher corner"):
         Box([0.0, 1.0], [1.0, 1.0])
+
+
+def test_the_penalty_as_rows_is_the_same_ridge(monkeypatch):
+    """What a device does, where no branch is free."""
+    from closedform.equations.layer import compressed, solved
+    from closedform.solver import route
+
+    A = torch.logspace(0, -9, 20, dtype=torch.float64) * torch.randn(60, 20, dtype=torch.float64)
+    b = torch.randn(60, 1, dtype=torch.float64)
+    rows = compressed(A, b)
+    assert relative(rows.X.T @ rows.X, A.T @ A) < 1e-13
+    for beta in (0.0, 1e-20, 1e-12):
+        here = solved(rows, beta)
+        with monkeypatch.context() as patch:
+            patch.setattr(route, "may_branch", lambda tensor: False)
+            assert relative(A @ solved(rows, beta), A @ here) < 1e-8

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..solver import linalg
+from ..solver.systems import Rows
 from . import system
 from .fields import Field
 from .layer import compressed
 from .problem import Batch, Problem
 
-Pick = Callable[[linalg.Rows, list[float]], Tensor]
+Pick = Callable[[Rows, list[float]], Tensor]
 _HALVINGS = 6
 _CONVERGED = 1e-3  # a Newton step that takes less than this share off the loss is the last
 
@@ -24,7 +24,7 @@ class Fit(NamedTuple):
 
     weights: Tensor
     scales: list[float]
-    rows: linalg.Rows
+    rows: Rows
     counts: list[int]
 
 

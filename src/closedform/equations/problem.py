@@ -55,6 +55,9 @@ class Batch(NamedTuple):
     partner: Tensor | None
     target: float | Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in self))
+
 
 @dataclass
 class Problem:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import atomic
-from ..solver import linalg
+from ..solver.systems import Rows
 from ..stack.loop import Stop
 from . import system
 from .fitting import Fit, fit_layer
@@ -130,7 +130,7 @@ def _train(
         for step in range(len(losses), steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
-            batches = problem.draw(points, _generator(seed, step))
+            batches = _draw(problem, backbone, points, _generator(seed, step))
             known, loss = _step(problem, backbone, optimizer, batches, known, guess)
             losses.append(loss)
             if progress is not None:
@@ -146,6 +146,12 @@ def _train(
 def _generator(seed: int, step: int) -> torch.Generator:
     """The points of a step depend on the seed and the step alone, so that a run can go on from any step."""
     return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[Batch]:
+    """Points where the backbone is. They are drawn on the CPU: so they are the same on every machine."""
+    device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
+    return [batch.to(device) for batch in problem.draw(n, generator)]
 
 
 def _start(
@@ -197,13 +203,13 @@ def _finish(
 ) -> Solution:
     """Solve on many points, choose beta on others, and measure on a third set."""
     draws = [_generator(seed, LAST + k) for k in range(3)]
-    width = problem.width(problem.features(backbone, 0, problem.draw(1, draws[2])[0]))
+    width = problem.width(problem.features(backbone, 0, _draw(problem, backbone, 1, draws[2])[0]))
     n = max(points, 4 * width) if final_points is None else final_points
-    batches, other, fresh = (problem.draw(count, draw) for count, draw in zip((n, n // 2, n // 2), draws))
+    batches, other, fresh = (_draw(problem, backbone, count, draw) for count, draw in zip((n, n // 2, n // 2), draws))
     at_points, at_other, at_fresh = (system.fields(problem, backbone, part) for part in (batches, other, fresh))
     beta = 0.0
 
-    def pick(rows: linalg.Rows, scales: list[float]) -> Tensor:
+    def pick(rows: Rows, scales: list[float]) -> Tensor:
         nonlocal beta
         choice = chosen(rows, lambda weights: float(system.loss(problem, at_other, other, weights, scales)))
         beta = choice.beta
