@@ -1,17 +1,23 @@
 """Derivatives of features, and problems that are solved with them."""
 
+import importlib
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from closedform.equations import Box, Condition, Field, Problem, Sine, best_network, features, march, network, solve
+from closedform.equations.fields import constant
 from closedform.equations.jets import _layers, _nested, closure, partitions
 
 from .helpers import relative
+from .scripts import load
 
+ROOT = Path(__file__).parents[1]
 LINE, SQUARE = Box([0.0], [1.0]), Box([0.0, 0.0], [1.0, 1.0])
 PI = math.pi
 
@@ -497,3 +503,34 @@ def test_the_penalty_as_rows_is_the_same_ridge(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(route, "may_branch", lambda tensor: False)
             assert relative(A @ solved(rows, beta), A @ here) < 1e-8
+
+
+# ---- The page and the benchmark ----------------------------------------------------------------------
+
+
+def test_the_page_has_the_committed_results():
+    page, tables = (ROOT / "docs" / "differential.md").read_text(encoding="utf-8"), load("benchmarks/tables.py")
+    assert tables.equations() in page
+    assert tables.equations_estimates() in page
+
+
+def test_the_page_runs():
+    page = (ROOT / "docs" / "differential.md").read_text(encoding="utf-8")
+    space = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block.replace("features=512", "features=64"), space)  # the page is ours
+    assert space["solution"].relative_residual < 1e-2
+
+
+def test_the_problems_of_the_benchmark_have_the_solutions_that_it_says(monkeypatch):
+    """The residual of every condition at the known solution is rounding, or the integral's for Burgers' equation."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name, build in importlib.import_module("equations_problems").CASES.items():
+        case = build()
+        for at, batch in enumerate(case.problem.draw(20, torch.Generator().manual_seed(3))):
+            fields = case.problem.guessed_fields(at, case.exact, batch)
+            numbers = [constant(batch.x, value) for value in case.coefficients]
+            arguments = fields[: len(case.problem.unknowns)] + numbers
+            value = case.problem.apply(case.problem.conditions[at], arguments)
+            size = max(1.0, float(torch.as_tensor(batch.target).abs().max()))
+            assert float((value - batch.target).abs().max()) < 1e-7 * size, (name, at)
