@@ -312,6 +312,8 @@ def test_backbones_that_are_refused():
         solve(problem, network(LINE, 32), steps=0, final_points=16)
     with pytest.raises(ValueError, match="16 rows for 33 weights"):
         solve(problem, network(LINE, 32), steps=2, points=16)
+    with pytest.raises(ValueError, match="steps >= 0"):
+        solve(problem, network(LINE, 8), steps=-1)
 
 
 # ---- Training ----------------------------------------------------------------------------------------
@@ -368,6 +370,18 @@ def test_a_run_that_was_stopped_ends_with_the_same_numbers(tmp_path, linear):
     assert torch.equal(resumed.weights, whole.weights)
     assert resumed.losses == whole.losses
     assert not options["checkpoint"].exists()
+
+
+def test_an_equation_whose_solution_is_zero():
+    problem = Problem(
+        [Condition(LINE.inside, lambda u: u.second(0, 0)), Condition(torch.zeros(1, 1), lambda u: u.value)]
+    )
+    backbone = network(LINE, 8)
+    solution = solve(problem, backbone, steps=3, points=32)
+    assert solution.losses == [0.0] * 3
+    assert solution.relative_residual == solution.spread == 0
+    assert bool((solution(points(5, 1)) == 0).all())
+    assert all(bool(p.isfinite().all()) for p in backbone.parameters())
 
 
 def test_a_network_is_found():

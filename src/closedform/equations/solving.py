@@ -57,6 +57,8 @@ def solve(
     checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
         and ends with the same numbers. It is removed at the end.
     """
+    if steps < 0 or points < 1 or not lr > 0:
+        raise ValueError(f"steps >= 0, points >= 1 and lr > 0 are expected, and these are {steps}, {points} and {lr}")
     _check(problem, backbone)
     file = None if checkpoint is None else Path(checkpoint)
     trained = _train(problem, backbone, steps, points, lr, seed, start, progress, file, every_s)
@@ -182,10 +184,12 @@ def _step(
     loss = system.loss(problem, at_points, batches, fit.weights, fit.scales)
     if not problem.linear:
         known = Known(copy.deepcopy(backbone), fit.weights)
-    optimizer.zero_grad()
-    loss.log().backward()  # of its logarithm: the loss may be 1e-20, and the epsilon of Adam is absolute
-    optimizer.step()
-    return known, float(loss.detach())
+    value = float(loss.detach())
+    if 0 < value < float("inf"):  # nothing is left to improve, or no direction is known
+        optimizer.zero_grad()
+        loss.log().backward()  # of its logarithm: the loss may be 1e-20, and the epsilon of Adam is absolute
+        optimizer.step()
+    return known, value
 
 
 # ---- The last solve ----------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ def _spread(problem: Problem, fit: Fit, beta: float, phi: Tensor) -> float:
     part = torch.zeros_like(fit.weights)
     part[kept] = solved(compressed(fit.rows.X[:, kept], fit.rows.E), beta)
     u, v = (phi @ weights[: functions * d].reshape(functions, d).T for weights in (fit.weights, part))
-    return float((u - v).norm() / u.norm())
+    return float((u - v).norm() / u.norm().clamp(min=1e-300))
 
 
 # ---- Checkpoints -------------------------------------------------------------------------------------
