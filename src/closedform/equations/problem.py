@@ -56,7 +56,9 @@ class Batch(NamedTuple):
     target: float | Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in self))
+        partner = None if self.partner is None else self.partner.to(device)
+        target = self.target.to(device) if isinstance(self.target, Tensor) else self.target
+        return Batch(self.x.to(device), partner, target)
 
 
 @dataclass

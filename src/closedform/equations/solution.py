@@ -26,7 +26,7 @@ class Solution:
     row_norms: for each condition the root mean square of the norms of its rows, which it was divided by.
     relative_residual: the residuals of all conditions, balanced as in the solve, in relation to the targets.
     spread: the relative difference, at fresh points of the first condition, from the solution without an eighth of the
-        features. It tells how far the features settle the solution; mostly it is larger than the error.
+        features. Where the solution is smooth it is of the order of the error; at fronts and corners it can be far below.
     beta: the ridge penalty that was chosen, relative to the sum of the squared rows; 0 is the minimum-norm solution.
     losses: the loss of every training step.
     """

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..files import atomic
+from ..files import CheckpointError, load_checkpoint, save_checkpoint
 from ..solver.systems import Rows
 from ..stack.loop import Stop
 from . import system
@@ -266,22 +266,18 @@ def _spread(problem: Problem, fit: Fit, beta: float, phi: Tensor) -> float:
 def _save(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str, trained: Trained) -> None:
     known = trained.known
     body = {
-        "name": name,
         "backbone": backbone.state_dict(),
         "optimizer": optimizer.state_dict(),
         "known": None if known is None else {"backbone": known.backbone.state_dict(), "weights": known.weights},
         "losses": trained.losses,
         "seconds": trained.seconds,
     }
-    with atomic(path) as file:
-        torch.save(body, file)
+    save_checkpoint(path, name, body)
 
 
 def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Trained:
+    body = load_checkpoint(path, name, next(backbone.parameters()).device)
     try:
-        body = torch.load(path, weights_only=True)
-        if body["name"] != name:
-            raise ValueError(f"it belongs to {body['name']!r}, and this is {name!r}")
         known = None
         if body["known"] is not None:
             known = Known(copy.deepcopy(backbone), body["known"]["weights"])
@@ -289,5 +285,5 @@ def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, n
         backbone.load_state_dict(body["backbone"])
         optimizer.load_state_dict(body["optimizer"])
         return Trained(known, body["losses"], body["seconds"])
-    except Exception as wrong:
-        raise ValueError(f"the checkpoint {path} cannot be continued ({wrong}); remove it to start afresh") from wrong
+    except (KeyError, TypeError, ValueError, RuntimeError) as wrong:  # the last where a backbone has other layers
+        raise CheckpointError(path, wrong) from wrong
