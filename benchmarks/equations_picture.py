@@ -36,7 +36,7 @@ def curves(out: Path, results: Path = RESULTS / "equations.json") -> None:
     figure = Figure(figsize=(10, 2.3 * height), layout="constrained")
     panels = figure.subplots(height, 4, squeeze=False).ravel()
     for panel, row in zip(panels, rows):
-        panel.set(xscale="log", yscale="log", ylim=(1e-15, 4), title=row["title"])
+        panel.set(yscale="log", ylim=(1e-15, 30), title=row["title"])
         panel.grid(alpha=0.3)
         for way, (colour, mark) in WAYS.items():
             if row[way]:
@@ -47,7 +47,7 @@ def curves(out: Path, results: Path = RESULTS / "equations.json") -> None:
     figure.supxlabel("seconds of one core")
     figure.supylabel("relative L2 error")
     handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles, loc="lower right", ncols=len(handles))
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles))
     _save(figure, out)
 
 
