@@ -50,23 +50,26 @@ def absorb(
     drift: float,
     step: Tensor,
     held: Tensor | None = None,
+    later: bool = False,
 ) -> Absorbed:
     """Predict and take in a batch. Before the first one `matrix` is zero, and the prior stands in for it.
 
-    held: precision that every step adds to the features, `(..., D)`, in the information form alone."""
+    held: precision that every step adds to the features, `(..., D)`, in the information form alone.
+    later: whether it is known beforehand that this is not the first batch."""
     first = step == 0
     leak = _leak(prior, gamma, system, step)
     if form == "information":
         A = _predicted_information(matrix, gamma, drift)
         added = leak.on_diagonal(prior)
-        absorbed = _information(A, torch.where(first, prior, added if held is None else added + held), system)
+        added = added if held is None else added + held
+        absorbed = _information(A, added if later else torch.where(first, prior, added), system)
     else:
         start = 1 / torch.maximum(prior, leak.floor)
         P = matrix / _beside(gamma, matrix)
         P.diagonal(dim1=-2, dim2=-1).add_(torch.where(first, start, torch.full_like(start, drift)))
         absorbed = _covariance(P, leak, system)
     alike = system.diagonal().ndim == prior.ndim  # not where several filters share the features of one model
-    if alike and route.may_branch(step) and not isinstance(system, ClassRows) and bool(first):
+    if alike and not later and route.may_branch(step) and not isinstance(system, ClassRows) and bool(first):
         # the first step is a proximal one, and has that one's ways with ill-conditioned systems
         return Absorbed(absorbed.matrix, linalg.factor(system, prior))
     return absorbed

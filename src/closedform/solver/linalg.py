@@ -172,12 +172,19 @@ def factor_shifted_(K: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_(K: Tensor, lam: float | Tensor) -> Callable[[Tensor], Shift]:
-    """The function from B to `(K + lam I)^-1 B`; K is overwritten. A stack of models on CUDA is eliminated, not factored."""
-    if K.ndim > 2 and K.device.type == "cuda":
+    """The function from B to `(K + lam I)^-1 B`; K is overwritten."""
+    if route.eliminated(K):
         system = shift_(K, lam)
-        return lambda B: elimination.eliminate(system, B)
+        return lambda B: elimination.eliminate(system, B) if system.ndim > 2 else _one_eliminated(system, B)
     L, ok = factor_shifted_(K, lam)
     return lambda B: (cholesky_solve(B, L), ok)
+
+
+def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
+    if B.requires_grad:
+        return torch.linalg.solve(K, B), torch.ones((), dtype=torch.bool, device=K.device)
+    X, ok = elimination.eliminate(K[None], B[None])
+    return X[0], ok[0]
 
 
 def _yes(like: Tensor) -> Tensor:

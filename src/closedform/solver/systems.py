@@ -167,6 +167,7 @@ class Batch:
     sizes: the rows on every rank where the batch is spread over `group`.
     residual: what the layer as it is leaves over, `y - phi W^T`, where the caller has it already.
     exact: whether the layer asks for all of float64's digits; see `route.precision`.
+    later: whether it is known beforehand that this is not the first batch, so that nothing has to be set up.
     """
 
     phi: Tensor
@@ -178,6 +179,7 @@ class Batch:
     sizes: list[int] | None = None
     residual: Tensor | None = None
     exact: bool = True
+    later: bool = False
     _gathered: Batch | None = None
 
     @property
