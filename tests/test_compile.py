@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import closedform as cf
 
-from .helpers import backbone, batches, matrix, relative
-from .test_head import Model, rules
+from . import cases
+from .helpers import Model, backbone, batches, matrix, relative
+
+rules = cases.rules(*cases.MODULE_RULES)
 
 
 @pytest.fixture(autouse=True)
