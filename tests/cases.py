@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -126,3 +127,46 @@ def nasty(g: torch.Generator) -> tuple[Tensor, Tensor, float, bool]:
     y = torch.randn(n, o, generator=g) * 10 ** float(torch.empty(()).uniform_(-3, 3, generator=g))
     lam = 10 ** float(torch.empty(()).uniform_(-8, 8, generator=g))
     return phi, y, lam, chance(0.5)
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A finite batch on which the solve of a layer whose numbers are all 0.5 is too large for float32 in some entries and
+    fits in the others."""
+
+    phi: Tensor
+    y: Tensor
+    bias: bool = False
+    lam: float = 1e-12
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.phi.shape[1], self.y.shape[1]
+
+
+def _steep(n: int, d: int, outputs: int = 1) -> Overflow:
+    """The first weight becomes about 1e40; the others stay small."""
+    phi = torch.full((n, d), 1e-30)
+    phi[:, 0] = 1e-5
+    y = torch.full((n, outputs), 1e35)
+    y[:, 1:] = 1.0
+    return Overflow(phi, y)
+
+
+def _far_away(n: int, d: int) -> Overflow:
+    """A line through points far from zero: its slope fits, the bias, about -6e40, does not."""
+    phi = torch.full((n, d), 1e-30)
+    phi[:, 0] = 1000 + 10 * (torch.arange(n) % 2)
+    return Overflow(phi, (3e38 * (2.0 * (torch.arange(n) % 2) - 1))[:, None], bias=True)
+
+
+OVERFLOWS = {
+    "one row": _steep(1, 2),
+    "one of several outputs": _steep(3, 9, 3),
+    "32 < n <= 128": _steep(40, 50, 2),
+    "n > d": _steep(5, 2),
+    "bias only": _far_away(2, 3),
+    "bias only, 32 < n <= 128": _far_away(40, 50),
+    "bias only, n > d": _far_away(8, 3),
+}
+overflows = pytest.mark.parametrize("overflow", [pytest.param(case, id=name) for name, case in OVERFLOWS.items()])
