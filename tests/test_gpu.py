@@ -134,6 +134,9 @@ def test_nasty_problems_as_on_the_cpu(kind):
     assert judged > 400
 
 
+# torch's own advice about TF32, in the words of its versions; the solver does without it on purpose
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication available:UserWarning")
+@pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32 behavior:UserWarning")
 def test_compiled_by_inductor():
     net, layer = backbone(width=64, dtype=torch.float32).cuda(), cf.ClosedFormLinear(64, 2, device="cuda")
     other = cf.ClosedFormLinear(64, 2, device="cuda")
