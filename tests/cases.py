@@ -46,6 +46,7 @@ def rules_of(features: int) -> dict[str, cf.Rule]:
         "covariance": cf.Kalman(0.9, lam=0.5, form="covariance"),
         "drifting information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
         "drifting covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
+        "several memories": cf.Auto(),
     }
 
 
@@ -53,11 +54,12 @@ RULES = rules_of(6)
 # what a layer keeps differs between these: nothing, a schedule's step, a vector, a matrix
 MODULE_RULES = (
     "ridge", "proximal", "auto", "schedule", "vector", "ema", "drifting information", "drifting covariance",
+    "several memories",
 )  # fmt: skip
 # what a solve computes differs between these
 SOLVE_RULES = (
     "ridge", "minimum norm", "proximal", "auto", "per sample", "vector", "ema", "information", "covariance",
-    "drifting covariance",
+    "drifting covariance", "several memories",
 )  # fmt: skip
 
 

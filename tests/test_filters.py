@@ -54,7 +54,7 @@ def test_large_features_of_low_rank_are_filtered_as_in_their_own_space(form, d, 
             small, phi, clean = problem.batch(100, noise=0.0)
             ours.append(layer(phi.to(dtype)).double() - clean)
             exact.append(small @ w - clean)
-        if t in (-(-(d + 1) // 32), 20, steps - 1):  # first when every feature has had its leak
+        if t in (-(-(d + 1) // 8), 40, steps - 1):  # first when every feature has had its leak
             assert float(torch.linalg.eigvalsh(layer._memory()[form])[0]) > 0
     assert int(layer.rejected) == 0
     assert torch.cat(ours).square().mean() < 1.1**2 * torch.cat(exact).square().mean()
@@ -81,10 +81,10 @@ def test_the_first_step_is_the_proximal_one_for_features_with_a_large_mean(form,
 def slow_leak(prior, gamma, X, t):
     """The documented formula, feature by feature."""
     D = len(prior)
-    count = min(32, D)
+    count = min(8, D)
     leak = torch.zeros_like(prior)
     for k in range(count if t > 0 else 0):
-        i = (32 * t + k) % D if D > 32 else k
+        i = (8 * t + k) % D if D > 8 else k
         of_data = float((X[:, i] ** 2).sum())
         leak[i] = D / count * max(1e-8 * (1 - gamma) * float(prior[i]), 1e-11 * of_data)
     return leak

@@ -1,5 +1,7 @@
 """All or nothing: an update that cannot be stored in some of its entries changes none of them, and counts as rejected."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from closedform.solver import guard
 from closedform.solver.systems import Batch
 from closedform.stack.heads import Heads
 
-from .cases import Overflow, overflows
+from .cases import OVERFLOWS, Overflow, overflows
 from .helpers import matrix, problem
 
 RULES = {
@@ -18,8 +20,18 @@ RULES = {
     "ema": lambda case: cf.Ema(case.lam, momentum=0.1),
     "information": lambda case: cf.Kalman(0.9, lam=case.lam, form="information"),
     "covariance": lambda case: cf.Kalman(0.9, lam=case.lam, form="covariance"),
+    "several memories": lambda case: cf.Auto(),
 }
 rules = pytest.mark.parametrize("name", RULES)
+# a rule of several memories starts with a lambda relative to the features, which keeps the bias small enough
+cases = pytest.mark.parametrize(
+    ("name", "overflow"),
+    [
+        pytest.param(name, overflow, id=f"{name}-{which}")
+        for name, (which, overflow) in itertools.product(RULES, OVERFLOWS.items())
+        if name != "several memories" or not overflow.bias
+    ],
+)
 
 
 def layer_for(overflow: Overflow, name, dtype=torch.float32):
@@ -57,8 +69,7 @@ def test_the_cases_overflow_in_some_entries_only(overflow):
         assert finite[:, :-1].all()
 
 
-@overflows
-@rules
+@cases
 def test_a_layer_stays_as_it_was(overflow, name):
     layer = layer_for(overflow, name)
     rejects(layer, lambda: layer.solve(overflow.phi, overflow.y))
@@ -72,8 +83,7 @@ def test_a_layer_with_sample_weights_stays_as_it_was(overflow, name):
     rejects(layer, lambda: layer.solve(overflow.phi, overflow.y, torch.ones(len(overflow.phi))))
 
 
-@overflows
-@rules
+@cases
 def test_accumulated_batches_that_overflow_are_rejected_together(overflow, name):
     layer = layer_for(overflow, name)
     half = -(-len(overflow.phi) // 2)
@@ -103,7 +113,7 @@ def test_a_forward_that_solves_predicts_with_the_old_layer(overflow):
     [
         (torch.float64, (1e-5, 1e-30), 1e305),
         (torch.bfloat16, (1e-5, 1e-30), 1e35),
-        (torch.float16, (0.5, 1e-3), 6e4),  # whose largest number is 65,504
+        (torch.float16, (1e-2, 1e-5), 6e4),  # whose largest number is 65,504
     ],
     ids=str,
 )
@@ -138,6 +148,29 @@ def test_models_of_a_stack_that_overflow_stay_and_the_others_go_on(name, n, exac
         alone.solve(phi[k : k + 1], y[k : k + 1])
         torch.testing.assert_close(heads.W[k : k + 1], alone.W)
         assert not torch.equal(heads.W[k], torch.full((1, 2), 0.5))
+
+
+@pytest.mark.xfail(strict=True, reason="the stack sets its filters up at the first batch alone")
+def test_a_filter_of_a_stack_comes_back_after_a_first_batch_that_overflowed():
+    heads = Heads(torch.full((2, 1, 2), 0.5), cf.Kalman(0.9, lam=1e-12, form="information"), bias=False)
+    good, bad = problem(3, 2, 1)[0].float(), Overflow(torch.tensor([[1e-5, 1e-30]] * 3), torch.full((3, 1), 1e35))
+    heads.solve(torch.stack([good, bad.phi]), torch.stack([good.sum(1, keepdim=True), bad.y]))
+    for _ in range(10):
+        heads.solve(torch.stack([good, good]), good.sum(1, keepdim=True).expand(2, 3, 1))
+    assert heads.rejected.tolist() == [0, 1]
+    torch.testing.assert_close(heads.W, torch.ones(2, 1, 2), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="the stack does not start a failed filter's memory anew, as a head does")
+def test_a_filter_of_a_stack_that_fails_starts_anew():
+    heads = Heads(torch.full((2, 1, 2), 0.5), cf.Kalman(0.9, lam=1e-3, form="information"), bias=False)
+    phi = problem(3, 2, 1)[0].float().expand(2, 3, 2)
+    y = phi.sum(2, keepdim=True)
+    for t in range(12):
+        heads.solve(phi, y)
+        if t == 1:
+            heads.memory["information"][1].mul_(-1e3)
+    assert heads.rejected.tolist() == [0, 1]
 
 
 # ---- The function itself -----------------------------------------------------------------------------
