@@ -37,7 +37,7 @@ def test_it_is_a_linear_layer_without_gradients():
     x = torch.randn(3, 6)
     layer.set_weights_(torch.randn(2, 7))
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-    assert "Proximal(lam='auto')" in repr(layer)
+    assert "rule=Auto(" in repr(layer)
 
 
 def test_optimizers_clipping_and_decay_leave_it_alone():

@@ -248,7 +248,8 @@ def test_refit_of_a_compiled_module_with_validation(host, part):
     assert len(seen) == STEPS + 2
     theirs = plain(net(), data)
     cf.refit_(theirs[-1], theirs, data, beta=0.1)
-    same(ours, theirs)
+    for key, tensor in theirs.state_dict().items():  # not to the bit: a compiled solve branches nowhere
+        assert relative(ours.state_dict()[key].double(), tensor.double()) < 1e-9, key
 
 
 def test_what_the_refit_needs_is_asked_for_at_the_start(host):
