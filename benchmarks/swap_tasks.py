@@ -92,10 +92,10 @@ def table(name: str, limit: int | None, seed: int) -> Data:
 
 def _rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Inputs, targets, which rows are for the test, and where they come from."""
-    if name in tabular.NAMES.values() and store.given(tabular.FILE):
+    if name in tabular.NAMES.values() and store.data_file(tabular.FILE):
         whole = tabular.load(name)
         return whole.x, whole.y, whole.tests[seed % len(whole.tests)], tabular.FILE
-    if (path := store.given(PMLB)) is not None:
+    if (path := store.data_file(PMLB)) is not None:
         with np.load(path, allow_pickle=False) as file:
             if f"{name}/x" in file.files:
                 x, y = (file[f"{name}/{part}"].astype(np.float64) for part in "xy")
