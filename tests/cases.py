@@ -40,6 +40,7 @@ def rules_of(features: int) -> dict[str, cf.Rule]:
         "schedule": cf.Proximal(cf.lambdas.cosine(10.0, 1.0, 20)),
         "tensor": cf.Proximal(torch.tensor(2.0)),
         "vector": cf.Proximal(torch.linspace(1.0, 7.0, features + 1)),
+        "short vector": cf.Proximal(torch.linspace(1.0, 50.0, features)),  # the bias, if there is one, has the mean
         "ema": cf.Ema(0.5, 0.9),
         "kalman": cf.Kalman(0.99),
         "information": cf.Kalman(0.9, lam=0.5, form="information"),

@@ -81,7 +81,7 @@ def uneven(n, o=3):
 rules = cases.rules(
     "far",
     "auto",
-    "vector",
+    "short vector",
     "per feature",
     "per sample",
     "schedule",
@@ -353,7 +353,8 @@ def test_other_bad_arguments():
 def test_a_wide_layer_needs_no_square_matrix():
     """A batch of few rows is diagnosed by its rows: at 50 000 features a D x D matrix would take 20 GB."""
     phi, y = features(8, 50_000), problem(8, 2, 2)[1]
-    found = cf.diagnose_batch(cf.ClosedFormLinear(50_000, 2, dtype=torch.float64), phi, y)
+    layer = cf.ClosedFormLinear(50_000, 2, rule=cf.Proximal("auto"), dtype=torch.float64)
+    found = cf.diagnose_batch(layer, phi, y)
     assert found.lam_ratio == pytest.approx(10)
 
 

@@ -105,7 +105,7 @@ def alone(rule, batches, k, models):
 @sizes
 @weighted
 # lambdas that are tensors: see the next test; a stack takes no rule of several memories
-@cases.rules(without=("vector", "tensor", "several memories"))
+@cases.rules(without=("vector", "short vector", "tensor", "several memories"))
 def test_a_stack_of_models_is_each_of_them_alone(rule, n, weights):
     batches = list(stack(n, 3, weights=weights))
     W, memory = side(rule, batches, 3)
