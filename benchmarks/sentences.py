@@ -37,6 +37,8 @@ def all_of_them() -> dict[str, Any]:
         "dfiv": _experiment("dfiv"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
+        "swap": _swap(),
+        "rule_time": _rule_time(),
         "memory": _memory(),
         "theory": json.loads((ROOT / "results" / "theory" / "theory.json").read_text()),
     }
@@ -69,6 +71,26 @@ def check(mark: re.Match[str], within: str = "") -> str | None:
 
 def _rows(name: str) -> list[dict]:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+
+
+def _swap() -> dict[str, Any]:
+    """Ratios of the swap test by task, optimizer and batch size, and over all cells."""
+    body = json.loads((ROOT / "benchmarks" / "results" / "swap-cuda.json").read_text())
+    cells: dict[str, Any] = {"overall": {k: v for k, v in body["overall"].items() if isinstance(v, (int, float))}}
+    for row in body["rows"]:
+        cell = {kind: row[kind]["ratio"] for kind in ("swapped", "own")} | {"seeds": row["seeds"]}
+        if "largest" in row:
+            cell["factor"] = row["largest"]["factor"]
+        cells.setdefault(_key(row["task"]), {}).setdefault(row["optimizer"], {})[str(row["batch_size"])] = cell
+    return cells
+
+
+def _rule_time() -> dict[str, Any]:
+    """Milliseconds of one solve by features, batch size, loss and rule."""
+    cells: dict[str, Any] = {}
+    for row in _rows("rule_time-cuda"):
+        cells.setdefault(str(row["d"]), {}).setdefault(str(row["batch"]), {})[_key(row["loss"])] = row["ms"]
+    return cells
 
 
 def _key(word: object) -> str:

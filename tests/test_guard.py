@@ -150,7 +150,6 @@ def test_models_of_a_stack_that_overflow_stay_and_the_others_go_on(name, n, exac
         assert not torch.equal(heads.W[k], torch.full((1, 2), 0.5))
 
 
-@pytest.mark.xfail(strict=True, reason="the stack sets its filters up at the first batch alone")
 def test_a_filter_of_a_stack_comes_back_after_a_first_batch_that_overflowed():
     heads = Heads(torch.full((2, 1, 2), 0.5), cf.Kalman(0.9, lam=1e-12, form="information"), bias=False)
     good, bad = problem(3, 2, 1)[0].float(), Overflow(torch.tensor([[1e-5, 1e-30]] * 3), torch.full((3, 1), 1e35))
@@ -161,7 +160,6 @@ def test_a_filter_of_a_stack_comes_back_after_a_first_batch_that_overflowed():
     torch.testing.assert_close(heads.W, torch.ones(2, 1, 2), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.xfail(strict=True, reason="the stack does not start a failed filter's memory anew, as a head does")
 def test_a_filter_of_a_stack_that_fails_starts_anew():
     heads = Heads(torch.full((2, 1, 2), 0.5), cf.Kalman(0.9, lam=1e-3, form="information"), bias=False)
     phi = problem(3, 2, 1)[0].float().expand(2, 3, 2)
