@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from . import probabilities, theory, training
     from .conv import ClosedFormConv1x1
     from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
-    from .head import ClosedFormLinear, replace_last_linear
+    from .head import ClosedFormLinear
     from .refit import refit_
+    from .replace import replace_last_linear
     from .solver import lambdas, losses
     from .solver.lambdas import per_sample
     from .solver.losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
@@ -67,8 +68,9 @@ _MODULES = {
 _NAMES = {
     "conv": ("ClosedFormConv1x1",),
     "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
-    "head": ("ClosedFormLinear", "replace_last_linear"),
+    "head": ("ClosedFormLinear",),
     "refit": ("refit_",),
+    "replace": ("replace_last_linear",),
     "solver.lambdas": ("per_sample",),
     "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared"),
     "solver.rules": ("Ema", "Kalman", "Proximal", "Ridge"),

@@ -5,6 +5,7 @@ Everything here is about not losing any of it when the module is moved, cast, sa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class StoredLinear(nn.Linear):
         self.register_buffer("attempts", counter.clone())
         self.register_buffer("master", None)
         self._names: tuple[str, ...] = ()
+        self._targets_seen = False  # whether anybody has solved this layer or set its weights
         self.rule = rule
         if self.weight.dtype in _LOW:
             self.master = self._storage().float()
@@ -118,7 +120,27 @@ class StoredLinear(nn.Linear):
             raise ValueError(f"W must have shape {expected}, got {tuple(W.shape)}")
         if not bool(torch.isfinite(W).all()):
             raise ValueError("W has NaN or infinite values")
+        self.check_own()
+        self._targets_seen = True
         self._write_(W)
+
+    def check_own(self) -> None:
+        """Raise where the layer is no longer the module's own parameter, so that what is written into it would be lost."""
+        if torch.compiler.is_compiling():
+            return
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise ValueError(
+                "the head's weight is computed from other tensors (weight_norm, spectral_norm, pruning or another "
+                "parametrisation), so a solve would be lost: take that off the head"
+            )
+        tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever has such a tensor
+        if getattr(weight, "_fsdp_flattened", False) or (tensors is not None and isinstance(weight, tensors.DTensor)):
+            raise ValueError(
+                "the head's weight is sharded over processes, so a solve would be lost: keep the head whole on every "
+                "process, with fully_shard(model, ignored_params=set(head.parameters())) or, for FSDP, "
+                "ignored_states=[head]"
+            )
 
     def _write_(self, W: Tensor) -> None:
         if self.master is not None:
@@ -173,6 +195,8 @@ class StoredLinear(nn.Linear):
         exact = state_dict.pop(prefix + "master", None)
         had, self._buffers["master"] = self.master, None
         before = len(missing)
+        steps = state_dict.get(prefix + "step")
+        self._targets_seen |= steps is not None and not steps.is_meta and int(steps) > 0
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         self._buffers["master"] = had
         with torch.no_grad():
@@ -204,6 +228,23 @@ def _reconciled(master: Tensor, W: Tensor) -> Tensor:
     if W.dtype not in _LOW:
         return W.to(master.dtype)
     return torch.where(master.to(W.dtype).view(torch.int16) == W.view(torch.int16), master, W.to(master.dtype))
+
+
+def watched(out: Tensor, weight: Tensor) -> Tensor:
+    """`out`, made with `weight`; its backward first looks whether `weight` was written since, and says so in plain words."""
+    node = None if torch.compiler.is_compiling() else out.grad_fn
+    if node is not None:
+        version = weight._version
+        node.register_prehook(lambda _: _check_version(weight, version))
+    return out
+
+
+def _check_version(weight: Tensor, version: int) -> None:
+    if weight._version != version:
+        raise RuntimeError(
+            "the head was solved between a forward and its backward, so the layer that the forward used is gone: "
+            "call head.solve(phi, y) before head(phi), and backward before the next solve"
+        )
 
 
 class CastLinear(torch.autograd.Function):
