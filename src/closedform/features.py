@@ -9,6 +9,15 @@ import torch
 from torch import Tensor, nn
 
 
+def check_order(head: nn.Module, model: nn.Module) -> None:
+    """Raise where the arguments are not the head first and then what makes its features."""
+    if not isinstance(head, nn.Linear) or not isinstance(model, nn.Module):
+        raise ValueError(
+            f"the order is (head, model, loader): expected a linear layer and a module, got {type(head).__name__} and "
+            f"{type(model).__name__}"
+        )
+
+
 @contextmanager
 def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
     """A function from inputs to what the head sees of them, without gradient and with the backbone in eval mode; the modes

@@ -102,6 +102,11 @@ class StoredLinear(nn.Linear):
         if absent - {"master"}:
             self._reset_memory()
 
+    @staticmethod
+    def is_memory(name: str) -> bool:
+        """Whether an entry of the state_dict is what a head has beside a plain layer's weights."""
+        return name in ("step", "attempts", "master") or (name.startswith(_PREFIX) and "." not in name)
+
     def _reset_memory(self) -> None:
         if "step" not in self._buffers:
             return  # nn.Linear's constructor draws the weights before there is a memory

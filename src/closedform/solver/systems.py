@@ -243,6 +243,10 @@ class Batch:
         count, weight = high - low, None
         if self.weight is not None:
             weight = self.weight[..., low:high].to(dtype)
+        mass = self.loss.mass(y)
+        if mass is not None:
+            weight = mass if weight is None else weight * mass
+        if weight is not None:
             count = weight.sum(-1)
         if isinstance(self.loss, GeneralizedSquared):
             root = 1.0 if weight is None else weight.sqrt()[:, None]
