@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .conv import ClosedFormConv1x1
     from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
     from .head import ClosedFormLinear
+    from .probing import ProbePath, probe
     from .refit import refit_
     from .replace import replace_last_linear
     from .solver import lambdas, losses
@@ -42,6 +43,7 @@ __all__ = [
     "Kalman",
     "Logistic",
     "OneHotSquared",
+    "ProbePath",
     "Proximal",
     "Ridge",
     "Squared",
@@ -52,6 +54,7 @@ __all__ = [
     "losses",
     "per_sample",
     "probabilities",
+    "probe",
     "refit_",
     "replace_last_linear",
     "theory",
@@ -69,6 +72,7 @@ _NAMES = {
     "conv": ("ClosedFormConv1x1",),
     "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
     "head": ("ClosedFormLinear",),
+    "probing": ("ProbePath", "probe"),
     "refit": ("refit_",),
     "replace": ("replace_last_linear",),
     "solver.lambdas": ("per_sample",),

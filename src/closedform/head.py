@@ -47,6 +47,8 @@ class ClosedFormLinear(StoredLinear):
     process_group: None uses the default group where one is initialised, False solves on each process alone.
     """
 
+    path: Any = None  # what `closedform.probe` has chosen from, where it made the head
+
     def __init__(
         self,
         in_features: int,
@@ -307,6 +309,34 @@ class ClosedFormLinear(StoredLinear):
             X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
             variance = self.rule.variance(X, self._memory())
         return variance.reshape(*phi.shape[:-1], self.out_features).to(phi.dtype)
+
+    @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n layers from the posterior of the `Kalman` rule, `(n, out_features, features)` in the solver's precision, with
+        the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
+
+        Every output has the covariance `sigma^2 P`; one factor of the shared matrix serves all draws and outputs."""
+        if not isinstance(self.rule, Kalman):
+            raise ValueError(f"sample needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
+        if not isinstance(self.loss, Squared):
+            raise ValueError(f"sample draws from the posterior of the squared loss; this head has {self.loss}")
+        if n < 1:
+            raise ValueError(f"sample draws one layer or more, got n={n}")
+        if route.may_branch(self.step) and int(self.step) == 0:
+            raise ValueError("sample needs at least one solve: before it there is no posterior")
+        W = self._storage().to(route.precision(self.weight.device))
+        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
+        return self.rule.draws(W, Z, self._memory())
+
+    def grow(self, outputs: int) -> ClosedFormLinear:
+        """Append so many outputs (new classes, say), in place: their weights are zero, and what the rule remembers is kept.
+
+        Under the squared loss a new class is then as if it had been there from the start with targets of zero. An optimizer
+        or a compiled model made before has the old parameters."""
+        if self._waiting or self._collapsed is not None or self._observed is not None:
+            raise ValueError("grow was called with targets waiting; call commit(), discard() or observe(None) first")
+        self.append_outputs(outputs)
+        return self
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:

@@ -129,6 +129,27 @@ class StoredLinear(nn.Linear):
         self._targets_seen = True
         self._write_(W)
 
+    @torch.no_grad()
+    def append_outputs(self, outputs: int) -> None:
+        """So many rows of zeros more; the memory is kept, and is fresh for what belongs to the new outputs alone."""
+        if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
+            raise ValueError(f"a head grows by one output or more, got {outputs!r}")
+        self.check_own()
+        old, memory = self._storage().clone(), self._memory()
+        self.out_features += outputs
+        self.weight = _longer(self.weight, outputs)
+        if self.bias is not None:
+            self.bias = _longer(self.bias, outputs)
+        if self.master is not None:
+            self.master = torch.cat([old, old.new_zeros(outputs, self.features)])
+        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        for name, tensor in memory.items():
+            grown = fresh[name]
+            grown[tuple(slice(size) for size in tensor.shape)] = tensor
+            if name == "noise":  # what is known of the noise is that of the other outputs
+                grown[tensor.shape[0] :] = tensor.mean()
+            self._buffers[_PREFIX + name] = grown
+
     def check_own(self) -> None:
         """Raise where the layer is no longer the module's own parameter, so that what is written into it would be lost."""
         if torch.compiler.is_compiling():
@@ -225,6 +246,11 @@ class StoredLinear(nn.Linear):
                 W = W if exact is None else _reconciled(exact, W)
                 if W.shape == (self.out_features, self.features):
                     self._write_(W.to(self.weight.device))
+
+
+def _longer(parameter: Tensor, rows: int) -> nn.Parameter:
+    zeros = parameter.new_zeros(rows, *parameter.shape[1:])
+    return nn.Parameter(torch.cat([parameter, zeros]), requires_grad=False)
 
 
 def _reconciled(master: Tensor, W: Tensor) -> Tensor:
