@@ -3,8 +3,7 @@
     python benchmarks/probe.py
 
 Each time is the median of `--repeats` runs after one that does not count; both ways take turns. `RidgeCV` of scikit-learn,
-which finds the same layer, is run once on the smallest case, since it decomposes nothing twice but loops over the betas in
-Python.
+which gives the same layer, is run once on a small case.
 """
 
 from __future__ import annotations
