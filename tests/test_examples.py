@@ -154,4 +154,4 @@ def test_a_stream_is_followed_past_a_change(tmp_path):
     means = example("stream").main(quick=True, figure=str(tmp_path / "stream.png"))
     assert (tmp_path / "stream.png").stat().st_size > 1000
     solved = means.pop("solved, forget 0.9")
-    assert solved < 0.5 < min(means.values())
+    assert solved < 0.8 * min(means.values())

@@ -203,12 +203,20 @@ class GeneralizedSquared(_Classes):
 
     k: float = 1.0
     m: float = 1.0
+    _digits: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("k", "m"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        object.__setattr__(self, "_digits", repr(float(self.k)))
+
+    @property
+    def constant_k(self) -> float:
+        """k, as a number that torch.compile takes for a constant: the number of steps that a solve takes depends on it. (A
+        text is always one; a number of which two were seen is a variable.)"""
+        return float(self._digits)
 
     @property
     def curvature(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

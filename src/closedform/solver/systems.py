@@ -250,7 +250,7 @@ class Batch:
             count = weight.sum(-1)
         if isinstance(self.loss, GeneralizedSquared):
             root = 1.0 if weight is None else weight.sqrt()[:, None]
-            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.k)
+            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.constant_k)
         bound = self.loss.curvature / 2
         if weight is None and bound == 1:
             return Rows(X, E, count, self.bias, padded)
