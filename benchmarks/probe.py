@@ -62,7 +62,9 @@ def main() -> None:
     if not args.quick:
         shapes = [(4000, 512, 1, "none"), (4000, 1024, 1, "none"), (4000, 512, 10, "none"), (4000, 512, 10, "MLP")]
     for n, d, o, name in shapes:
-        net = nn.Sequential(nn.Linear(d, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, d)).double()
+        net = nn.Sequential(
+            nn.Linear(d, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, d)
+        ).double()
         row = {"rows": n, "features": d, "outputs": o, "backbone": name}
         row |= case(nn.Identity() if name == "none" else net, n, d, o, args.repeats)
         results.append(row)
@@ -75,7 +77,9 @@ def main() -> None:
         own = timed(lambda: cf.probe(nn.Identity(), [(phi, y)], BETAS))
         beside = {"rows": 1000, "features": 256, "outputs": 1, "RidgeCV": round(peer, 4), "probe": round(own, 4)}
         print(beside)
-        OUT.write_text(json.dumps({"threads": 1, "torch": torch.__version__, "results": results, "peer": beside}, indent=1))
+        OUT.write_text(
+            json.dumps({"threads": 1, "torch": torch.__version__, "results": results, "peer": beside}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import closedform as cf
 
-from .helpers import backbone, batches, head, matrix, problem, relative
+from . import helpers
+from .helpers import backbone, batches, matrix, problem, relative
 from .test_head import Model, rules
 
 
@@ -150,7 +151,7 @@ def test_generalized_squared_compiles_with_any_sizes_and_several_k(rule):
     phi, y = problem(12, 6, 1)[0], torch.arange(12) % 3
     for dynamic in (True, None):
         for k in (5.0, 3.0, 0.5):
-            plain, compiled = (head(6, 3, rule, loss=cf.GeneralizedSquared(k=k, m=2.0)) for _ in range(2))
+            plain, compiled = (helpers.head(6, 3, rule, loss=cf.GeneralizedSquared(k=k, m=2.0)) for _ in range(2))
             solve = torch.compile(lambda h, p, t: h.solve(p, t), backend="aot_eager", fullgraph=True, dynamic=dynamic)
             plain.solve(phi, y)
             solve(compiled, phi, y)

@@ -1,4 +1,4 @@
-"""What would go wrong without a word is said: a layer that nobody solves, a solve in the wrong place, solves that are lost."""
+"""What would go wrong without a word is said: a layer that nobody solves, a solve in the wrong place, lost solves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fresh(kind: type = cf.ClosedFormLinear) -> nn.Module:
 
 @pytest.mark.filterwarnings("error")
 def test_a_layer_that_nobody_solves_says_so_once():
-    net, layer, (x, y) = backbone(), fresh(), batches(1)[0]
+    net, layer, (x, _) = backbone(), fresh(), batches(1)[0]
     layer.eval()(net(x))
     layer.train()
     with torch.no_grad():

@@ -49,7 +49,9 @@ def test_draws_need_a_posterior():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("rule", [cf.Kalman(0.9, lam=1.0), cf.Kalman(0.9, lam=1.0, form="covariance"), cf.Proximal(1.0)])
+@pytest.mark.parametrize(
+    "rule", [cf.Kalman(0.9, lam=1.0), cf.Kalman(0.9, lam=1.0, form="covariance"), cf.Proximal(1.0)]
+)
 def test_outputs_that_come_later_are_as_if_they_had_been_there(rule, dtype):
     kind = {"rule": rule, "loss": cf.OneHotSquared(), "dtype": dtype}
     grown, whole = cf.ClosedFormLinear(6, 2, **kind), cf.ClosedFormLinear(6, 5, **kind)

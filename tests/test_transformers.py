@@ -1,8 +1,8 @@
 """An unmodified Trainer of transformers gives the weights of the plain loop on a model with the mixin."""
 
+import logging
 import re
 import types
-import logging
 import warnings
 from pathlib import Path
 

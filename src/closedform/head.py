@@ -26,7 +26,6 @@ from .solver.statistics import Statistics
 from .solver.systems import Batch, check_batch, extend
 from .state import CastLinear, StoredLinear, watched
 
-
 # what to try where solves are rejected or features are no longer finite
 _REMEDIES = "try a lower learning rate for the backbone, targets scaled to a variance of 1, or a larger lambda"
 
@@ -312,8 +311,8 @@ class ClosedFormLinear(StoredLinear):
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n layers from the posterior of the `Kalman` rule, `(n, out_features, features)` in the solver's precision, with
-        the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
+        """Draw n layers from the posterior of the `Kalman` rule, `(n, out_features, features)` in the solver's precision,
+        with the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
 
         Every output has the covariance `sigma^2 P`; one factor of the shared matrix serves all draws and outputs."""
         if not isinstance(self.rule, Kalman):

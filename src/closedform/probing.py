@@ -1,7 +1,7 @@
 """A linear probe in one line: frozen features, one pass, the whole ridge path, the best beta.
 
-    head = cf.probe(backbone, loader)               # leave-one-out chooses among 100 betas
-    head.path.beta, head.path.scores                # what was chosen, and from what
+head = cf.probe(backbone, loader)               # leave-one-out chooses among 100 betas
+head.path.beta, head.path.scores                # what was chosen, and from what
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .solver import path, route, rules
 from .solver.losses import Loss, OneHotSquared, Squared
 from .solver.systems import Batch, check_batch, extend
 
-COUNT, LOWEST, HIGHEST = 100, 1e-8, 1e3  # of the betas by default, as multiples of the Gram matrix's mean diagonal
+COUNT, LOWEST, HIGHEST = 100, -8, 3  # betas by default, from 1e-8 to 1e3 times the mean diagonal of the Gram matrix
 FOLDS = 5  # of the rows, where leaving out one at a time has no closed form
 
 
@@ -48,8 +48,8 @@ def probe(
 
     One pass over the batches `(x, y)` or `(x, y, sample_weight)`, with the backbone in eval mode; then one decomposition of
     the features gives the layers and scores of all betas. The score is the leave-one-out error, exact for the squared loss,
-    or the error on the batches of `validation`. `head.path` holds betas, scores and the choice. The features of the whole set
-    are kept in memory while it works.
+    or the error on the batches of `validation`. `head.path` holds betas, scores and the choice. The features of the whole
+    set are kept in memory while it works.
 
     betas: penalties in sum units, positive; by default 100 from 1e-8 to 1e3 times the mean diagonal of the Gram matrix.
     loss: by default the squared one, or for whole-number targets `OneHotSquared`. For those the intercept is not penalised,
@@ -128,16 +128,16 @@ def _grid(betas: Sequence[float] | Tensor | None, diagonal: float, device: torch
     dtype = route.precision(device)
     if betas is None:
         scale = diagonal or 1.0
-        return scale * torch.logspace(*torch.tensor([LOWEST, HIGHEST]).log10().tolist(), COUNT, dtype=dtype, device=device)
+        return scale * torch.logspace(
+            *torch.tensor([LOWEST, HIGHEST]).log10().tolist(), COUNT, dtype=dtype, device=device
+        )
     grid = torch.as_tensor(betas, dtype=dtype, device=device).reshape(-1)
     if not len(grid) or not bool(((grid > 0) & (grid < torch.inf)).all()):
         raise ValueError(f"betas must be positive and finite, one or more of them, got {betas!r}")
     return grid
 
 
-def _sums(
-    W: Tensor, phi: Tensor, y: Tensor, weight: Tensor | None, bias: bool, loss: Loss
-) -> tuple[Tensor, Tensor]:
+def _sums(W: Tensor, phi: Tensor, y: Tensor, weight: Tensor | None, bias: bool, loss: Loss) -> tuple[Tensor, Tensor]:
     """The loss of a layer summed over samples (for several outputs their mean), and how much the samples count."""
     X = extend(phi, bias)[:, : W.shape[1]]
     value = loss.value(X @ W.T, y.to(X.dtype))

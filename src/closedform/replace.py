@@ -109,8 +109,8 @@ def _by_order(model: nn.Module, layers: list[str]) -> str:
     if len(last) == 1:
         return last[0]
     raise ValueError(
-        f"{type(model).__name__} has several linear layers, and which of them makes the output cannot be told from the order "
-        f"of registration: {', '.join(layers)}; {_HELP}"
+        f"{type(model).__name__} has several linear layers, and which of them makes the output cannot be told from the "
+        f"order of registration: {', '.join(layers)}; {_HELP}"
     )
 
 
@@ -205,7 +205,7 @@ def _by_example(model: nn.Module, example: Any) -> str:
     return last[0]
 
 
-def _nearest(nodes: list[Any], marks: dict[Any, str], names: dict[Tensor, str]) -> list[str]:
+def _nearest(nodes: list[Any], marks: dict[Any, str], names: Mapping[Any, str]) -> list[str]:
     """What the graph reaches first on the way back from the output: marked layers, or other matrices of parameters."""
     last: dict[str, None] = {}
     stack, seen = nodes, set()

@@ -92,7 +92,7 @@ class ClosedFormMixin:
     def _adjust_missing_and_unexpected_keys(self, *args: Any, **kwargs: Any) -> Any:
         """Where transformers leaves out of its report of missing, unexpected and mismatched keys what is none of the user's
         business: the head's memory is fresh where the checkpoint has none."""
-        info = args[0] if args else None
+        info: Any = args[0] if args else None
         if hasattr(info, "missing_keys") and hasattr(info, "mismatched_keys"):
             _take_over(self, {*info.missing_keys, *(key for key, *_ in info.mismatched_keys)})
             unexpected, mismatched = info.unexpected_keys, info.mismatched_keys

@@ -131,11 +131,19 @@ def _valid(y: Tensor, valid: Tensor, expected: str) -> Tensor:
 def one_hot(y: Tensor, classes: int) -> Tensor:
     """Rows of zeros with a one at each label, in float32. A label that is no class is an error where a look at values is
     free, else a row of NaN."""
+    if may_branch(y):
+        return _marks(y, classes).float()
     valid = (y >= 0) & (y < classes)
-    if may_branch(y) and not bool(valid.all()):
-        raise ValueError(f"labels must be 0 to {classes - 1}, got {int(y[~valid][0])}")
     rows = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).float()
-    return rows if may_branch(y) else torch.where(valid.unsqueeze(-1), rows, float("nan"))
+    return torch.where(valid.unsqueeze(-1), rows, float("nan"))
+
+
+def _marks(y: Tensor, classes: int) -> Tensor:
+    """Rows of zeros with a one at each label, in bytes, where a look at values is free."""
+    valid = (y >= 0) & (y < classes)
+    if not bool(valid.all()):
+        raise ValueError(f"labels must be 0 to {classes - 1}, got {int(y[~valid][0])}")
+    return (y.unsqueeze(-1) == torch.arange(classes)).view(torch.uint8)
 
 
 class _Classes(Loss):
@@ -285,7 +293,11 @@ class CrossEntropy(_Classes):
             if y.numel() and bool(ignored.all()):
                 raise ValueError(f"no samples: every label is {self.ignore_index}, which ignore_index leaves out")
             ignored = ignored if bool(ignored.any()) else None
-        rows = super().targets(y if ignored is None else y.masked_fill(ignored, 0), shape)
+        plain = y if ignored is None else y.masked_fill(ignored, 0)
+        if self._are_labels(y, shape) and may_branch(y) and self.weight is None and self.label_smoothing == 0:
+            rows = _marks(plain, shape[-1])  # a byte a number: for a vocabulary these rows are large
+        else:
+            rows = super().targets(plain, shape)
         if tuple(rows.shape) != shape:
             return rows
         rows = self._smoothed(rows, shape, self.label_smoothing)
@@ -297,7 +309,7 @@ class CrossEntropy(_Classes):
         total = y.sum(-1)
         if self.weight is not None:
             return total
-        return None if may_branch(y) and bool((total > 0).all()) else (total > 0).to(y.dtype)
+        return None if may_branch(y) and bool((total > 0).all()) else (total > 0).float()
 
     def _rows(self, y: Tensor) -> Tensor:
         slack = 1e-2  # of probabilities in bfloat16

@@ -4,8 +4,8 @@ With weights as roots `r` on the rows, centred features `X (n, d)` and targets `
 `X^T X = V diag(w) V^T` or, for few rows, `X X^T = U diag(s) U^T`::
 
     many rows   W(beta)^T = V (w + beta)^-1 V^T X^T Y          few rows   W(beta)^T = X^T U (s + beta)^-1 U^T Y
-    h_i         = r_i^2 / sum r^2 + sum_j (X V)_ij^2 / (w_j + beta)                      the leverage of row i
-    left out    = (Y - X W^T)_i / (1 - h_i)                                              the error of row i, had it been left out
+    h_i         = r_i^2 / sum r^2 + sum_j (X V)_ij^2 / (w_j + beta)        the leverage of row i
+    left out    = (Y - X W^T)_i / (1 - h_i)                                the error of row i, had it been left out
 
 The last line is exact (it is how scikit-learn's `RidgeCV` chooses too). Without a bias nothing is centred and the first part
 of h is not there.
@@ -22,7 +22,6 @@ from torch import Tensor
 from . import route
 from .linalg import Factor, Solution
 from .systems import Moments
-
 
 _COLUMNS = 256  # betas times outputs whose predictions are made at once
 
@@ -123,4 +122,3 @@ def factors(moments: Moments, betas: Tensor) -> Iterator[Factor]:
     for beta in betas:
         inverse = (1 / (w.clamp(min=0) + beta))[:, None]
         yield lambda other, inverse=inverse: Solution((V @ (inverse * (V.T @ other.C))).T, yes)
-
