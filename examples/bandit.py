@@ -3,8 +3,9 @@
     python examples/bandit.py [--quick]
 
 Five arms, four kinds of visitors described by eight numbers, one reward a pull. Thompson sampling tries an arm in
-proportion to the chance that it is the best one; the greedy player uses the mean of the same filter and may never try the best arm; the careful one tries an
-arm at random every tenth time. The regret is what was lost against the best arm, summed.
+proportion to the chance that it is the best one; the greedy player uses the mean of the same filter and may never try
+the best arm; the careful one tries an arm at random every tenth time. The regret is what was lost against the best arm,
+summed.
 """
 
 from __future__ import annotations

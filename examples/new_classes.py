@@ -3,8 +3,8 @@
     python examples/new_classes.py [--quick]
 
 Ten classes come in five groups of two; when a group has passed, none of its rows is seen again. A linear layer that
-learns by gradient steps forgets the old classes while it learns the new ones. The solved layer remembers every batch in one small
-matrix (`Kalman` with forget=1), so it ends where one fit on all rows at once ends.
+learns by gradient steps forgets the old classes while it learns the new ones. The solved layer remembers every batch in
+one small matrix (`Kalman` with forget=1), so it ends where one fit on all rows at once ends.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 Every batch of 16 rows is predicted before it is learned. After a third and two thirds of the stream the weights are drawn
 anew. The features have very different scales and a common part, as columns of real tables have. Beside the solved layer:
-SGD and Adam with the best of four rates each (chosen on this very stream, in their favour), and what libraries of online learning take by default:
-standardised inputs and SGD a row at a time; and least squares over everything seen, which forgets nothing.
+SGD and Adam with the best of four rates each (chosen on this very stream, in their favour), and what libraries of
+online learning take by default: standardised inputs and SGD a row at a time; and least squares over everything seen,
+which forgets nothing.
 """
 
 from __future__ import annotations

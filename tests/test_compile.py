@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import closedform as cf
 
-from . import helpers
-from .helpers import backbone, batches, matrix, problem, relative
-from .test_head import Model, rules
+from . import cases, helpers
+from .helpers import Model, backbone, batches, matrix, problem, relative
+
+rules = cases.rules(*cases.MODULE_RULES)
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +157,27 @@ def test_generalized_squared_compiles_with_any_sizes_and_several_k(rule):
             plain.solve(phi, y)
             solve(compiled, phi, y)
             assert relative(matrix(plain), matrix(compiled)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("rule", "overflow"),
+    [
+        (cf.Proximal(1e-12), "one row"),
+        (cf.Kalman(0.9, lam=1e-12, form="covariance"), "one row"),
+        (cf.Kalman(0.9, lam=1e-12, form="information"), "n > d"),
+    ],
+    ids=["proximal", "covariance", "information"],
+)
+def test_an_update_that_overflows_in_some_entries_changes_none(rule, overflow):
+    batch = cases.OVERFLOWS[overflow]
+    head = cf.ClosedFormLinear(*batch.shape, batch.bias, rule=rule)
+    head.set_weights_(torch.full((head.out_features, head.features), 0.5))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items() if name != "attempts"}
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def solve(phi, y):
+        head.solve(phi, y)
+
+    solve(batch.phi, batch.y)
+    assert int(head.rejected) == 1
+    assert all(torch.equal(tensor, head.state_dict()[name]) for name, tensor in before.items())

@@ -128,9 +128,7 @@ def _grid(betas: Sequence[float] | Tensor | None, diagonal: float, device: torch
     dtype = route.precision(device)
     if betas is None:
         scale = diagonal or 1.0
-        return scale * torch.logspace(
-            *torch.tensor([LOWEST, HIGHEST]).log10().tolist(), COUNT, dtype=dtype, device=device
-        )
+        return scale * torch.logspace(LOWEST, HIGHEST, COUNT, dtype=dtype, device=device)
     grid = torch.as_tensor(betas, dtype=dtype, device=device).reshape(-1)
     if not len(grid) or not bool(((grid > 0) & (grid < torch.inf)).all()):
         raise ValueError(f"betas must be positive and finite, one or more of them, got {betas!r}")

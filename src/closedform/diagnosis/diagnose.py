@@ -142,8 +142,8 @@ def diagnose(
     """Diagnose the head on the data of `loader` (its first `batches` only, if given).
 
     `model` makes the features, or is the whole model with the head inside, as in `refit_`; it runs in eval mode, and the
-    head and torch's random numbers are left as they are. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain `nn.Linear` is diagnosed
-    too: what would a solve gain? With several processes each looks at what it reads.
+    head and torch's random numbers are left as they are. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain
+    `nn.Linear` is diagnosed too: what would a solve gain? With several processes each looks at what it reads.
 
     batch_size: rows of a *training* batch, by default those of the loader's. What lambda, the memory and a solve amount to
         depends on it.

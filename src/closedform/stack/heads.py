@@ -25,6 +25,7 @@ class Heads:
             (), dtype=torch.long, device=W.device
         )  # of one layer the accepted solves, else all of them
         self.rejected = torch.zeros(lead, dtype=torch.long, device=W.device)
+        self._later = False
 
     @torch.no_grad()
     def solve(self, phi: Tensor, y: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> None:
@@ -32,16 +33,26 @@ class Heads:
         keeps its layer and its memory.
 
         residual: `y - phi W^T`, where the caller has it already."""
-        batch = Batch(phi, y, weight, self.bias, residual=residual, exact=self.exact)
+        batch = Batch(phi, y, weight, self.bias, residual=residual, exact=self.exact, later=self._later)
         new = self.rule.update(
             self.W.to(route.precision(self.W.device)) if self.exact else self.W, batch, self.memory, self.step
         )
         take = guard.accepted(new.ok, new.W, new.memory, self.W.dtype)
         self.W.copy_(guard.chosen(take, new.W, self.W))
         for name, tensor in new.memory.items():
-            self.memory[name].copy_(guard.chosen(take, tensor, self.memory[name]))
+            otherwise = self.memory[name] if new.reset is None or name not in new.reset else new.reset[name]
+            self.memory[name].copy_(guard.chosen(take, tensor, otherwise))
         self.step += 1 if take.ndim else take
         self.rejected += ~take
+        if not self._later:
+            self.restored()
+
+    def restored(self) -> None:
+        """To be called after the state was written: looks whether every model has taken in a batch, after which nothing has
+        to be set up. (Never while a graph is being captured, which cannot wait.)"""
+        capturing = self.W.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        prior = self.memory.get("prior")
+        self._later = not capturing and prior is not None and bool((prior > 0).all())
 
     def state(self) -> dict[str, Tensor]:
         """What training changes beside the layers."""
