@@ -72,6 +72,18 @@ def test_outputs_that_come_later_are_as_if_they_had_been_there(rule, dtype):
         assert torch.equal(again._memory()[name], tensor)
 
 
+def test_the_default_rule_grows_too():
+    layer, (phi, y) = head(6, 2), problem(9, 6, 5)
+    layer.solve(phi, y[:, :2])
+    noise = layer.memory_noise.clone()
+    layer.grow(3)
+    assert torch.equal(layer.memory_noise[..., :2], noise)
+    assert torch.allclose(layer.memory_noise[..., 4], noise.mean(-1))
+    layer.solve(phi, y)
+    assert int(layer.step) == 2
+    assert layer.eval()(phi).shape == (9, 5)
+
+
 def test_growing_is_refused_where_it_would_lose_something():
     layer, (phi, y) = head(6, 2, cf.Proximal(1.0)), problem(4, 6, 2)
     layer.accumulate(phi, y)

@@ -147,7 +147,7 @@ class StoredLinear(nn.Linear):
             grown = fresh[name]
             grown[tuple(slice(size) for size in tensor.shape)] = tensor
             if name == "noise":  # what is known of the noise is that of the other outputs
-                grown[tensor.shape[0] :] = tensor.mean()
+                grown[..., tensor.shape[-1] :] = tensor.mean(-1, keepdim=True)
             self._buffers[_PREFIX + name] = grown
 
     def check_own(self) -> None:
