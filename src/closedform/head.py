@@ -342,7 +342,8 @@ class ClosedFormLinear(StoredLinear):
         """Append so many outputs (new classes, say), in place: their weights are zero, and what the rule remembers is kept.
 
         Under the squared loss a new class is then as if it had been there from the start with targets of zero (with `Auto`
-        nearly so: it weighs its memories by their mean error over the outputs that there were). An optimizer or a compiled model made before has the old parameters."""
+        nearly so: it weighs its memories by their mean error over the outputs that there were). An optimizer or a compiled
+        model made before has the old parameters."""
         if self._waiting or self._collapsed is not None or self._observed is not None:
             raise ValueError("grow was called with targets waiting; call commit(), discard() or observe(None) first")
         self.append_outputs(outputs)
