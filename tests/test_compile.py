@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import closedform as cf
 
-from . import cases
-from .helpers import Model, backbone, batches, matrix, relative
+from . import cases, helpers
+from .helpers import Model, backbone, batches, matrix, problem, relative
 
 rules = cases.rules(*cases.MODULE_RULES)
 
@@ -143,6 +143,20 @@ def test_inductor_on_the_cpu(dtype):
         solve(phi, y)
     assert float(heads[1].weight.mean()) > 0.2
     assert torch.allclose(heads[0]._storage(), heads[1]._storage(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [cf.Proximal(1.0), cf.Kalman(0.9, lam=1.0)])
+def test_generalized_squared_compiles_with_any_sizes_and_several_k(rule):
+    """k decides how many steps a solve takes, so it has to stay a constant where another head has another one."""
+    torch._dynamo.reset()
+    phi, y = problem(12, 6, 1)[0], torch.arange(12) % 3
+    for dynamic in (True, None):
+        for k in (5.0, 3.0, 0.5):
+            plain, compiled = (helpers.head(6, 3, rule, loss=cf.GeneralizedSquared(k=k, m=2.0)) for _ in range(2))
+            solve = torch.compile(lambda h, p, t: h.solve(p, t), backend="aot_eager", fullgraph=True, dynamic=dynamic)
+            plain.solve(phi, y)
+            solve(compiled, phi, y)
+            assert relative(matrix(plain), matrix(compiled)) < 1e-10
 
 
 @pytest.mark.parametrize(

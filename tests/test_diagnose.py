@@ -31,7 +31,7 @@ def test_loader_and_batch_agree_with_the_theory(n, d, bias):
     X, W = extended(phi, bias), matrix(layer)
     step, parts = theory.one_step(X, y, W), cp.split(X, y)
     total = (y - y.mean(0) if bias else y).square().sum()
-    loader = cf.diagnose(nn.Identity(), layer, whole(phi, y))
+    loader = cf.diagnose(layer, nn.Identity(), whole(phi, y))
     single = cf.diagnose_batch(layer, phi, y)
     singular = torch.linalg.svdvals(X)
     for d_, share in ((loader, 10 / n if n % 10 == 0 else (n / 2) / n), (single, 1.0)):
@@ -60,9 +60,9 @@ def test_the_best_error_is_what_refit_reaches():
     net, (x, y) = backbone(width=6), batches(1, n=60)[0]
     layer = head(6, 2, cf.Proximal(3.0))
     loader = whole(x, y)
-    best = cf.diagnose(net, layer, loader).best_error
+    best = cf.diagnose(layer, net, loader).best_error
     cf.refit_(layer, net, loader)
-    after = cf.diagnose(net, layer, loader)
+    after = cf.diagnose(layer, net, loader)
     assert after.error == pytest.approx(best, rel=1e-8)
     assert math.isnan(after.gradient_share)
     assert after.lag < 1e-8
@@ -122,7 +122,7 @@ def test_solves_are_judged_on_the_other_data(rule):
     phi, y = uneven(200)
     layer = head(6, 3, rule)
     layer.solve(phi[:50], y[:50])
-    found = cf.diagnose(nn.Identity(), layer, whole(phi, y, 20))
+    found = cf.diagnose(layer, nn.Identity(), whole(phi, y, 20))
     X = extended(phi, True)
 
     def loss(W, rows):
@@ -159,15 +159,15 @@ def test_the_training_batch_may_be_of_another_size():
     """Pieces of that many rows are solved on, and lambda is compared with that many rows."""
     phi, y = uneven(200)
     layer = head(6, 3, cf.Proximal(30.0))
-    asked = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=50)
-    given = cf.diagnose(nn.Identity(), layer, whole(phi, y, 50))
+    asked = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=50)
+    given = cf.diagnose(layer, nn.Identity(), whole(phi, y, 50))
     assert asked.batch_size == given.batch_size == 50
     assert relative(asked.gains, given.gains) < 1e-10
     assert asked.memory == pytest.approx(given.memory, rel=1e-12)
-    small = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=10)
+    small = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=10)
     assert len(small.gains) == 20
     assert small.lam_ratio == pytest.approx(5 * given.lam_ratio, rel=1e-12)
-    none = cf.diagnose(nn.Identity(), layer, whole(phi, y, 30), batch_size=500)
+    none = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=500)
     assert math.isnan(none.solve_share)
     assert "no batch of 500 samples" in str(none)
 
@@ -225,7 +225,7 @@ def test_the_random_numbers_go_on_as_if_nobody_had_looked(shuffle):
     phi, y = problem(40, 4, 1)
     loader = DataLoader(TensorDataset(phi, y), batch_size=10, shuffle=shuffle)
     layer, before = head(4, 1), torch.get_rng_state()
-    assert cf.diagnose(nn.Identity(), layer, loader).samples == 40
+    assert cf.diagnose(layer, nn.Identity(), loader).samples == 40
     assert torch.equal(torch.get_rng_state(), before)
     next(iter(loader))
     assert not torch.equal(torch.get_rng_state(), before)  # which an unwatched loader does change
@@ -239,26 +239,26 @@ def test_nothing_is_changed():
     layer.solve(net[0](x), y)
     layer.observe(y)
     before = copy.deepcopy(net.state_dict())
-    a, b = cf.diagnose(net, layer, whole(x, y)), cf.diagnose(net[0], layer, whole(x, y))
+    a, b = cf.diagnose(layer, net, whole(x, y)), cf.diagnose(layer, net[0], whole(x, y))
     assert a.error == pytest.approx(b.error, rel=1e-12)  # the whole model or its backbone; no dropout in either
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
     assert all(module.training for module in net.modules())
     assert not layer._forward_pre_hooks
     assert layer._observed is not None
     with pytest.raises(ValueError, match="the loader is empty"):
-        cf.diagnose(net, layer, [])
+        cf.diagnose(layer, net, [])
 
 
 def test_only_the_first_batches():
     phi, y = problem(40, 4, 1)
-    assert cf.diagnose(nn.Identity(), head(4, 1), whole(phi, y), batches=2).samples == 20
+    assert cf.diagnose(head(4, 1), nn.Identity(), whole(phi, y), batches=2).samples == 20
 
 
 def test_sample_weights_count():
     phi, y = problem(40, 4, 1)
     layer, weight = head(4, 1), torch.ones(40, dtype=torch.float64)
     weight[20:] = 0
-    weighted = cf.diagnose(nn.Identity(), layer, [(phi, y, weight)])
+    weighted = cf.diagnose(layer, nn.Identity(), [(phi, y, weight)])
     assert weighted.error == pytest.approx(cf.diagnose_batch(layer, phi[:20], y[:20]).error, rel=1e-10)
     assert weighted.samples == 20
 
@@ -270,7 +270,7 @@ def test_samples_are_rows_whatever_they_weigh():
     weight = 0.5 + torch.rand(80, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     plain, light = (
         cf.diagnose(
-            nn.Identity(), layer, [(phi[i : i + 20], y[i : i + 20], c * weight[i : i + 20]) for i in (0, 20, 40, 60)]
+            layer, nn.Identity(), [(phi[i : i + 20], y[i : i + 20], c * weight[i : i + 20]) for i in (0, 20, 40, 60)]
         )
         for c in (1.0, 1e-3)
     )
@@ -304,7 +304,7 @@ def test_a_large_mean_hides_nothing(mean, where):
     W[:, 6] += mean if where == "targets" else -mean * W[:, :6].sum(1)
     moved.set_weights_(W)
     far = (phi, y + mean) if where == "targets" else (phi + mean, y)
-    a, b = (cf.diagnose(nn.Identity(), h, whole(*d)) for h, d in ((plain, (phi, y)), (moved, far)))
+    a, b = (cf.diagnose(h, nn.Identity(), whole(*d)) for h, d in ((plain, (phi, y)), (moved, far)))
     for key in ("error", "best_error", "attainable", "lag"):
         assert getattr(b, key) == pytest.approx(getattr(a, key), rel=1e-4), key
     assert (b.dead, b.constant) == (0, 0)
@@ -313,14 +313,14 @@ def test_a_large_mean_hides_nothing(mean, where):
 def test_what_sums_of_products_cannot_carry_is_said():
     y = problem(200, 12, 1)[1]
     for condition, words in ((1e4, None), (3e6, "near rounding level"), (1e9, "too weak for sums of products")):
-        found = cf.diagnose(nn.Identity(), head(12, 1, bias=False), whole(features(200, 12, condition=condition), y))
+        found = cf.diagnose(head(12, 1, bias=False), nn.Identity(), whole(features(200, 12, condition=condition), y))
         assert (found.lost > 0) == (condition == 1e9)
         for text in ("near rounding level", "too weak for sums of products"):
             assert (text in str(found)) == (text == words), condition
     broken = features(200, 12)
     broken[:, :3], broken[:, 3:5] = 0, 0.7
     for bias in (True, False):
-        assert cf.diagnose(nn.Identity(), head(12, 1, bias=bias), whole(broken, y)).lost == 0
+        assert cf.diagnose(head(12, 1, bias=bias), nn.Identity(), whole(broken, y)).lost == 0
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_what_sums_of_products_cannot_carry_is_said():
 def test_batches_of_another_form(batch):
     x, y = problem(40, 4, 1)
     with pytest.raises(ValueError, match=r"a batch must be \(x, y\) or \(x, y, sample_weight\)"):
-        cf.diagnose(nn.Identity(), head(4, 1), [batch(x, y)])
+        cf.diagnose(head(4, 1), nn.Identity(), [batch(x, y)])
 
 
 def test_other_bad_arguments():
@@ -346,8 +346,8 @@ def test_other_bad_arguments():
     for name in ("batches", "batch_size"):
         for value in (0, -1):
             with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-                cf.diagnose(nn.Identity(), head(4, 1), [(x, y)], **{name: value})
-    assert cf.diagnose(nn.Identity(), head(4, 1), [(x, y, None)]).samples == 40
+                cf.diagnose(head(4, 1), nn.Identity(), [(x, y)], **{name: value})
+    assert cf.diagnose(head(4, 1), nn.Identity(), [(x, y, None)]).samples == 40
 
 
 def test_a_wide_layer_needs_no_square_matrix():
@@ -366,3 +366,10 @@ def test_a_plain_layer_is_diagnosed_too():
     assert math.isnan(result.lam)
     assert 0 < result.gradient_share <= 1
     assert "nn.Linear" in str(result)
+
+
+def test_the_order_is_that_of_refit():
+    net, layer = nn.Sequential(nn.Linear(3, 4)), head(4, 1)
+    for call in (cf.diagnose, cf.refit_):
+        with pytest.raises(ValueError, match=r"\(head, model, loader\).*got Sequential and ClosedFormLinear"):
+            call(net, layer, [])

@@ -49,7 +49,7 @@ def test_advice_on_the_features():
     assert (result.dead, result.constant) == (3, 3)
     assert said(result, "3 of 20 features are zero") == 1
     assert said(result, "3 of 20 features are constant") == 1
-    few = cf.diagnose(nn.Identity(), layer, whole(broken, y))
+    few = cf.diagnose(layer, nn.Identity(), whole(broken, y))
     assert (few.dead, few.constant) == (3, 3)
     flat = head(20, 2, cf.Proximal("auto"), bias=False)
     one = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ phi[:1]
@@ -107,7 +107,7 @@ def test_exactly_this_advice(rule, solves, size, checks, during):
     layer = head(20, 2, rule(float(phi.square().sum() / 20) * size / 400))
     for t in range(solves):
         layer.solve(*data[t % len(data)])
-    result = cf.diagnose(nn.Identity(), layer, data)
+    result = cf.diagnose(layer, nn.Identity(), data)
     spoke = [check.__name__ for check in text._CHECKS if list(check(result))]
     assert [name for name in spoke if name != "_worth"] == checks
     assert said(result, "not seen") == (during is not None)
@@ -120,7 +120,7 @@ def test_a_backbone_that_moved_on_is_no_slow_head():
     layer = head(20, 2, cf.Proximal(0.1 * float(phi.square().sum() / 20) / 8))
     for batch in whole(phi, y, 50):
         layer.solve(*batch)
-    result = cf.diagnose(nn.Identity(), layer, whole(1.5 * phi, y, 50))
+    result = cf.diagnose(layer, nn.Identity(), whole(1.5 * phi, y, 50))
     assert float((result.gains > 0).double().mean()) == 1
     assert said(result, "every solve fits its own batch") == 1
     assert said(result, "cf.refit_ corrects that") == 1

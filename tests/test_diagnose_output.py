@@ -33,7 +33,7 @@ def test_every_rule_has_a_page_and_a_picture(rule, tmp_path):
     if rule is not None:
         layer.solve(phi, y)
     result = cf.diagnose_batch(layer, phi, y)
-    for each in (result, cf.diagnose(nn.Identity(), layer, whole(phi, y))):
+    for each in (result, cf.diagnose(layer, nn.Identity(), whole(phi, y))):
         assert all(len(line) <= 110 for line in str(each).splitlines())
     assert result.plot(tmp_path / "head.png").stat().st_size > 5000
 
@@ -57,7 +57,7 @@ def test_on_a_device(n, rule):
     for layer, place in zip(layers, ("cpu", "cuda")):
         layer.solve(phi.to(place), y.to(place))
     a, b = cf.diagnose_batch(layers[0], phi, y), cf.diagnose_batch(layers[1], phi.cuda(), y.cuda())
-    c = cf.diagnose(nn.Identity(), layers[1], [(phi, y)])
+    c = cf.diagnose(layers[1], nn.Identity(), [(phi, y)])
     for other in (b, c):
         assert other.gradient_share == pytest.approx(a.gradient_share, rel=1e-6)
         assert other.error == pytest.approx(a.error, rel=1e-6)

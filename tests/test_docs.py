@@ -58,7 +58,7 @@ def test_the_rules_that_are_advised_exist():
 def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     space = {}
     for block in blocks:
         exec(block, space)  # the page is ours

@@ -119,6 +119,30 @@ def test_fields_to_fields(capsys):
     assert "last layer solved" in capsys.readouterr().out
 
 
+def test_thompson_sampling_beats_the_greedy_player():
+    regrets = example("bandit").main(quick=True)
+    assert regrets["Thompson"] < 0.6 * regrets["greedy"]
+
+
+def test_classes_that_arrive_in_groups_are_not_forgotten():
+    right = example("new_classes").main(quick=True)
+    assert abs(right["solved"] - right["at once"]) < 0.01
+    assert right["learned"] < 0.5 < 0.9 < right["solved"]
+
+
+def test_rows_in_pieces_are_merged_and_forgotten():
+    errors = example("million_rows").main(quick=True)
+    assert errors["without the last"] < 0.8 * errors["all sites"]
+
+
+def test_a_stream_is_followed_past_a_change(tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    means = example("stream").main(quick=True, figure=str(tmp_path / "stream.png"))
+    assert (tmp_path / "stream.png").stat().st_size > 1000
+    solved = means.pop("solved, forget 0.9")
+    assert solved < 0.8 * min(means.values())
+
+
 def test_a_differential_equation(capsys):
     errors = example("poisson").main(quick=True)
     assert errors["solved"] < 1e-6

@@ -143,8 +143,8 @@ def test_the_configuration_is_in_the_file(tmp_path):
     assert json.loads(metadata[b"closedform.config"]) == ["", config]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "another's"])
-def test_a_damaged_result_is_run_again(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "renamed", "another's"])
+def test_a_damaged_result_is_set_aside_and_run_again(tmp_path, damage):
     wanted = configs(tmp_path, 3)
     grid.run(square, wanted, tmp_path)
     path, other = (tmp_path / f"{grid.digest(config)}.parquet" for config in wanted[:2])
@@ -152,12 +152,40 @@ def test_a_damaged_result_is_run_again(tmp_path, damage):
     if damage == "flipped":  # a digit of a result, which nothing but a checksum protects
         at = whole.index(np.float64(0.5).tobytes())
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    elif damage == "renamed":  # of a column, which Parquet's own checksums leave out
+        path.write_bytes(whole.replace(b"value", b"valuf"))
     else:
         path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "another's": other.read_bytes()}[damage])
     assert set(grid.finished(wanted, tmp_path)["k"]) == {1, 2}
-    check(grid.run(square, wanted, tmp_path), 3)
+    broken = path.read_bytes()
+    with pytest.warns(UserWarning, match="is damaged; it was set aside"):
+        check(grid.run(square, wanted, tmp_path), 3)
     assert runs(tmp_path) == Counter([0, 0, 1, 2])
     assert path.read_bytes() == whole
+    assert path.with_name(path.name + grid.DAMAGED).read_bytes() == broken
+
+
+def test_no_flipped_bit_of_a_result_goes_unnoticed_or_stops_a_run(tmp_path):
+    (config,) = configs(tmp_path, 1)
+    table = grid.run(square, [config], tmp_path)
+    path = tmp_path / f"{grid.digest(config)}.parquet"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        seen = grid.finished([config], tmp_path)
+        assert len(seen) == 0 or seen.equals(table), at
+        grid.configurations(tmp_path)
+
+
+def test_somebody_elses_parquet_is_left_alone(tmp_path):
+    import pandas as pd
+
+    (config,) = configs(tmp_path, 1)
+    grid.run(square, [config], tmp_path)
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "foreign.parquet")
+    whole = (tmp_path / f"{grid.digest(config)}.parquet").read_bytes()
+    (tmp_path / "copy.parquet").write_bytes(whole)
+    assert grid.configurations(tmp_path) == [config]
 
 
 def test_temporary_files_of_the_dead_are_ignored_and_removed(tmp_path):

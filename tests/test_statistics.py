@@ -37,7 +37,7 @@ def test_beta_zero_on_a_deficient_problem_is_the_smallest_solution():
 
 
 def test_they_must_fit_together():
-    with pytest.raises(ValueError, match="cannot be merged"):
+    with pytest.raises(ValueError, match="do not go together"):
         cf.Statistics(6, 2).merge(cf.Statistics(5, 2))
     with pytest.raises(ValueError, match="6 features"):
         cf.Statistics(6, 2).add(torch.zeros(3, 5), torch.zeros(3, 2))

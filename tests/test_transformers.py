@@ -1,5 +1,6 @@
 """An unmodified Trainer of transformers gives the weights of the plain loop on a model with the mixin."""
 
+import logging
 import re
 import types
 import warnings
@@ -428,3 +429,25 @@ def test_bad_use_is_told_in_a_sentence(host, tmp_path):
     ):
         model(ids, labels=torch.zeros(2, dtype=torch.long))
     assert int(model.classifier.attempts) == 0
+
+
+def test_loading_says_nothing_of_the_heads_memory(host, tmp_path, caplog):
+    """Neither where a plain checkpoint has none of it, nor where a plain model takes a checkpoint without it."""
+    transformers, _ = host
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(caplog.handler)
+    try:
+        solved = build(host)
+        plain_kind = transformers.BertForSequenceClassification
+        plain_kind(solved.config).save_pretrained(tmp_path / "plain")
+        model = type(solved).from_pretrained(tmp_path / "plain")
+        assert int(model.classifier.step) == 0
+        solved.classifier.solve(torch.randn(5, 8), torch.tensor([0, 1, 2, 1, 0]))
+        solved.save_pretrained(tmp_path / "without", memory=False)
+        loaded = plain_kind.from_pretrained(tmp_path / "without")
+        assert torch.equal(loaded.classifier.weight, solved.classifier.weight)
+        solved.save_pretrained(tmp_path / "whole")
+        assert int(type(solved).from_pretrained(tmp_path / "whole").classifier.step) == 1
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records if "classifier" in record.getMessage()]

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from . import probabilities, theory, training
     from .conv import ClosedFormConv1x1
     from .diagnosis.diagnose import Diagnosis, Diagnostics, diagnose, diagnose_batch
-    from .head import ClosedFormLinear, replace_last_linear
+    from .head import ClosedFormLinear
+    from .probing import ProbePath, probe
     from .refit import refit_
+    from .replace import replace_last_linear
     from .solver import lambdas, losses
     from .solver.auto import Auto
     from .solver.lambdas import per_sample
@@ -43,6 +45,7 @@ __all__ = [
     "Kalman",
     "Logistic",
     "OneHotSquared",
+    "ProbePath",
     "Proximal",
     "Ridge",
     "Squared",
@@ -53,6 +56,7 @@ __all__ = [
     "losses",
     "per_sample",
     "probabilities",
+    "probe",
     "refit_",
     "replace_last_linear",
     "theory",
@@ -69,8 +73,10 @@ _MODULES = {
 _NAMES = {
     "conv": ("ClosedFormConv1x1",),
     "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
-    "head": ("ClosedFormLinear", "replace_last_linear"),
+    "head": ("ClosedFormLinear",),
+    "probing": ("ProbePath", "probe"),
     "refit": ("refit_",),
+    "replace": ("replace_last_linear",),
     "solver.auto": ("Auto",),
     "solver.lambdas": ("per_sample",),
     "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared"),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .head import ClosedFormLinear
+from .state import watched
 
 
 class ClosedFormConv1x1(ClosedFormLinear):
@@ -63,7 +64,8 @@ class ClosedFormConv1x1(ClosedFormLinear):
         self._solve_observed(phi)
         if phi.dtype == self.weight.dtype and not torch.is_autocast_enabled(phi.device.type):
             convolve = (F.conv1d, F.conv2d)[self.dims - 1]
-            return convolve(phi, self.weight.view(*self.weight.shape, *[1] * self.dims), self.bias)
+            kernel = self.weight.view(*self.weight.shape, *[1] * self.dims)
+            return watched(convolve(phi, kernel, self.bias), self.weight)
         out = super().forward(phi.movedim(1, -1)).movedim(-1, 1)
         return out.contiguous() if phi.is_contiguous() else out
 

@@ -9,31 +9,48 @@ import torch
 from torch import Tensor, nn
 
 
+def check_order(head: nn.Module, model: nn.Module) -> None:
+    """Raise where the arguments are not the head first and then what makes its features."""
+    if not isinstance(head, nn.Linear) or not isinstance(model, nn.Module):
+        raise ValueError(
+            f"the order is (head, model, loader): expected a linear layer and a module, got {type(head).__name__} and "
+            f"{type(model).__name__}"
+        )
+
+
 @contextmanager
-def features_of(backbone: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A function from inputs to what the head sees of them, without gradient and with the backbone in eval mode; the modes
-    are put back afterwards. `backbone` makes the features, or is the whole model with the head inside; where it is compiled
-    it runs as written."""
-    modes = {module: module.training for module in backbone.modules()}
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """`model` in eval mode, without gradient and as written where it is compiled; the modes are put back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), _eager(model):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def features_of(model: nn.Module, head: nn.Linear) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A function from inputs to what the head sees of them, with the model `evaluated`. `model` makes the features, or is
+    the whole model with the head inside."""
     seen: list[Tensor] = []
-    buried = any(module is head for module in backbone.modules())
+    buried = any(module is head for module in model.modules())
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if buried else None
 
     def features(x: Tensor) -> Tensor:
-        phi = backbone(x.to(head.weight.device))
+        phi = model(x.to(head.weight.device))
         if buried and not seen:
-            raise ValueError(f"forward of {type(backbone).__name__} ended without one of its {type(head).__name__}")
+            raise ValueError(f"forward of {type(model).__name__} ended without one of its {type(head).__name__}")
         return seen.pop() if buried else phi
 
-    backbone.eval()
     try:
-        with torch.no_grad(), _eager(backbone):
+        with evaluated(model):
             yield features
     finally:
         if hook is not None:
             hook.remove()
-        for module, training in modes.items():
-            module.training = training
 
 
 @contextmanager

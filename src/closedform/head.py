@@ -11,6 +11,7 @@ solve succeeded and everything is finite; otherwise the head stays as it was and
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ from .solver.losses import Loss, Squared
 from .solver.rules import Kalman, Rule, Source
 from .solver.statistics import Statistics
 from .solver.systems import Batch, check_batch, extend
-from .state import CastLinear, StoredLinear
+from .state import CastLinear, StoredLinear, watched
+
+# what to try where solves are rejected or features are no longer finite
+_REMEDIES = "try a lower learning rate for the backbone, targets scaled to a variance of 1, or a larger lambda"
 
 
 class ClosedFormLinear(StoredLinear):
@@ -42,6 +46,8 @@ class ClosedFormLinear(StoredLinear):
     init: "zeros", "lecun", "xavier" or "he" (normal, as in the paper; the bias is always zero).
     process_group: None uses the default group where one is initialised, False solves on each process alone.
     """
+
+    path: Any = None  # what `closedform.probe` has chosen from, where it made the head
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class ClosedFormLinear(StoredLinear):
         self._waiting: list[Batch] = []
         self._collapsed: Statistics | None = None
         self._failed: str | None = None
+        self._warned_of_rejection = False
 
     @property
     def process_group(self) -> distributed.ProcessGroup:
@@ -99,6 +106,7 @@ class ClosedFormLinear(StoredLinear):
         Leading dimensions are flattened, so a layer shared over a grid solves on all its points. With several processes
         the batches of all ranks are solved as one.
         """
+        self._targets_seen = True
         batch = self._batch(phi, y, sample_weight)
         if torch.is_autocast_enabled(phi.device.type):
             with torch.autocast(phi.device.type, enabled=False):
@@ -111,6 +119,8 @@ class ClosedFormLinear(StoredLinear):
 
         A forward in eval mode leaves them waiting, another `observe` replaces them, `observe(None)` drops them.
         """
+        self.check_own()
+        self._targets_seen = True
         self._observed = None if y is None else (y, sample_weight)
 
     @torch.no_grad()
@@ -119,6 +129,7 @@ class ClosedFormLinear(StoredLinear):
 
         Rows are kept until there are more of them than features, and are moments from then on; where the loss is not a
         squared one moments do not say enough, and all rows are kept."""
+        self._targets_seen = True
         try:
             phi, y, sample_weight = self._check(phi, y, sample_weight)
         except ValueError as bad:
@@ -193,6 +204,7 @@ class ClosedFormLinear(StoredLinear):
         return phi, y
 
     def _check(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        self.check_own()
         if self.weight.requires_grad:
             raise ValueError(
                 "the head's weight requires a gradient, so an optimizer would move the solved layer: "
@@ -203,7 +215,12 @@ class ClosedFormLinear(StoredLinear):
         if isinstance(phi, Tensor) and isinstance(y, Tensor):
             phi, y = self._arranged(phi, y)
             y = self.loss.targets(y, (*phi.shape[:-1], self.out_features))
-        phi, y, weight = check_batch(phi, y, weight, self.in_features, self.out_features)
+        try:
+            phi, y, weight = check_batch(phi, y, weight, self.in_features, self.out_features)
+        except ValueError as bad:
+            if not str(bad).startswith("phi has NaN") or not route.may_branch(self.attempts) or int(self.attempts) == 0:
+                raise
+            raise ValueError(f"{bad}; {self._solves()}, so the run has diverged: {_REMEDIES}") from None
         return phi.detach(), y, weight
 
     def _batch(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
@@ -230,7 +247,19 @@ class ClosedFormLinear(StoredLinear):
     def _take(self, source: Source) -> None:
         """Apply the rule's update where it succeeded and is finite, without a look at the values from the host."""
         layer = guard.Layer(self.weight, self.bias, self.step, self.attempts)
+        look = route.may_branch(self.step) and not self._warned_of_rejection
+        before = int(self.step) if look else 0
         guard.solve_(layer, self.rule, source, self._memory(), self._storage, self._write_)
+        if look and int(self.step) == before:
+            self._warned_of_rejection = True
+            warnings.warn(
+                f"{self._solves()}: the system could not be factored or its solution is not finite, and the layer stayed "
+                f"as it was. {_REMEDIES[0].upper()}{_REMEDIES[1:]}. (This is said once; head.rejected counts on.)",
+                stacklevel=3,
+            )
+
+    def _solves(self) -> str:
+        return f"{int(self.rejected)} of {int(self.attempts)} solves of this head were rejected"
 
     # ---- Predicting ------------------------------------------------------------------------------
 
@@ -238,6 +267,18 @@ class ClosedFormLinear(StoredLinear):
         if self._observed is not None and self.training and not _in_backward():
             self.solve(phi, *self._observed)
             self._observed = None
+        if not torch.compiler.is_compiling() and not self._targets_seen:
+            self._warn_of_silence(phi)
+
+    def _warn_of_silence(self, phi: Tensor) -> None:
+        """A layer that nobody solves stays as it was made, and the backbone trains against that without a word."""
+        if self.training and phi.requires_grad and torch.is_grad_enabled():
+            self._targets_seen = True  # said once
+            warnings.warn(
+                f"this {type(self).__name__} trains, but was never solved nor given targets, so it stays as it was made: "
+                "call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
+                stacklevel=3,
+            )
 
     def forward(self, phi: Tensor) -> Tensor:
         self._solve_observed(phi)
@@ -246,8 +287,8 @@ class ClosedFormLinear(StoredLinear):
         if dtype != torch.float64 and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         if dtype == self.weight.dtype:
-            return F.linear(phi, self.weight, self.bias)
-        return CastLinear.apply(phi, self.weight, self.bias, dtype)
+            return watched(F.linear(phi, self.weight, self.bias), self.weight)
+        return watched(CastLinear.apply(phi, self.weight, self.bias, dtype), self.weight)
 
     @torch.no_grad()
     def variance(self, phi: Tensor) -> Tensor:
@@ -280,6 +321,35 @@ class ClosedFormLinear(StoredLinear):
         return self.rule.choice(self.features, self._memory(), self.step)
 
     @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n layers from the posterior of the `Kalman` rule, `(n, out_features, features)` in the solver's precision,
+        with the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
+
+        Every output has the covariance `sigma^2 P`; one factor of the shared matrix serves all draws and outputs."""
+        if not isinstance(self.rule, Kalman):
+            raise ValueError(f"sample needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
+        if not isinstance(self.loss, Squared):
+            raise ValueError(f"sample draws from the posterior of the squared loss; this head has {self.loss}")
+        if n < 1:
+            raise ValueError(f"sample draws one layer or more, got n={n}")
+        if route.may_branch(self.step) and int(self.step) == 0:
+            raise ValueError("sample needs at least one solve: before it there is no posterior")
+        W = self._storage().to(route.precision(self.weight.device))
+        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
+        return self.rule.draws(W, Z, self._memory())
+
+    def grow(self, outputs: int) -> ClosedFormLinear:
+        """Append so many outputs (new classes, say), in place: their weights are zero, and what the rule remembers is kept.
+
+        Under the squared loss a new class is then as if it had been there from the start with targets of zero (with `Auto`
+        nearly so: it weighs its memories by their mean error over the outputs that there were). An optimizer or a compiled
+        model made before has the old parameters."""
+        if self._waiting or self._collapsed is not None or self._observed is not None:
+            raise ValueError("grow was called with targets waiting; call commit(), discard() or observe(None) first")
+        self.append_outputs(outputs)
+        return self
+
+    @torch.no_grad()
     def to_linear(self) -> nn.Linear:
         """A plain `nn.Linear` with a copy of the weights."""
         weight = self.weight
@@ -303,46 +373,3 @@ def _ones(phi: Tensor) -> Tensor:
 def _in_backward() -> bool:
     """Whether autograd is running: a forward there is activation checkpointing's second, and must not solve again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def replace_last_linear(model: nn.Module, name: str | None = None, **kwargs: Any) -> ClosedFormLinear:
-    """Replace a linear layer of `model` by a `ClosedFormLinear`, in place, and return it.
-
-    It is the last `nn.Linear` in the order of registration, or the one called `name` ("fc", "decoder.out"). Keyword
-    arguments are the head's (`rule=`, ...); its weights are those of the old layer unless `init=` is given.
-    """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "replace the layer before the model is wrapped in DistributedDataParallel, which has counted it"
-        )
-    linears = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)]
-    if not linears:
-        raise ValueError(f"{type(model).__name__} has no nn.Linear to replace")
-    path, old = linears[-1] if name is None else (name, model.get_submodule(name))
-    if old is model:
-        raise ValueError("the model is itself an nn.Linear; make a ClosedFormLinear in its place")
-    if type(old) not in (nn.Linear, ClosedFormLinear) or old._forward_hooks or old._forward_pre_hooks:
-        hooked = " with hooks" if old._forward_hooks or old._forward_pre_hooks else ""
-        raise ValueError(
-            f"{path} is a {type(old).__name__}{hooked}, which a ClosedFormLinear cannot stand in for; "
-            "name= chooses another layer"
-        )
-    assert isinstance(old, nn.Linear)
-    for shared, parameter in model.named_parameters(remove_duplicate=False):
-        owner = shared.rpartition(".")[0]
-        if parameter is old.weight and model.get_submodule(owner) is not old:
-            raise ValueError(f"the last linear layer shares its weight with {shared}: solving it would change both")
-    head = ClosedFormLinear(
-        old.in_features,
-        old.out_features,
-        old.bias is not None,
-        **{"device": old.weight.device, "dtype": old.weight.dtype} | kwargs,
-    )
-    if "init" not in kwargs:
-        head.load_state_dict({key: value for key, value in old.state_dict().items() if key in ("weight", "bias")})
-    head.train(old.training)
-    for other, module in linears:
-        if module is old:
-            parent, _, child = other.rpartition(".")
-            setattr(model.get_submodule(parent), child, head)
-    return head

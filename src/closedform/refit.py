@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import distributed
-from .features import features_of
+from .features import check_order, features_of
 from .solver import class_systems, lambdas, linalg, route, rules
 from .solver.linalg import Solution
 from .solver.statistics import Statistics
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def refit_(
     head: ClosedFormLinear,
-    backbone: nn.Module,
+    model: nn.Module,
     loader: Iterable,
     beta: lambdas.Lambda | lambdas.per_sample = 0.0,
     inner_steps: int = 50,
 ) -> ClosedFormLinear:
     """Solve the head once on a whole data set: ridge with `beta` (sum units) in one pass over `loader`.
 
-    After training the head is one step of the backbone behind; this catches it up. `backbone` makes the features, or is the
-    whole model with the head inside. Batches are `(x, y)` or `(x, y, sample_weight)`. The backbone runs in eval mode, so
+    After training the head is one step of the backbone behind; this catches it up. `model` makes the features, or is the
+    whole model with the head inside. Batches are `(x, y)` or `(x, y, sample_weight)`. The model runs in eval mode, so
     that BatchNorm and Dropout act as they will at prediction; the modes are put back afterwards. With several processes
     each reads its own share and all end with the same layer. The rule's memory is left as it is.
 
@@ -38,6 +38,7 @@ def refit_(
     above zero. For other losses it keeps the features of the whole set, on the head's device; the loss is then majorised
     `inner_steps` times from the layer as it is, and never increases. `GeneralizedSquared` is solved exactly.
     """
+    check_order(head, model)
     lambdas.check(beta, "beta", positive=False)
     if inner_steps < 1:
         raise ValueError(f"inner_steps must be 1 or more, got {inner_steps}")
@@ -46,7 +47,7 @@ def refit_(
     kept: list[tuple[Tensor, Tensor, Tensor | None]] = []
     error = None
     try:
-        with features_of(backbone, head) as features:
+        with features_of(model, head) as features:
             for x, y, *weights in loader:
                 phi = features(x)
                 phi, y = head._arranged(phi, y.to(phi.device))

@@ -5,6 +5,7 @@ Everything here is about not losing any of it when the module is moved, cast, sa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class StoredLinear(nn.Linear):
         self.register_buffer("attempts", counter.clone())
         self.register_buffer("master", None)
         self._names: tuple[str, ...] = ()
+        self._targets_seen = False  # whether anybody has solved this layer or set its weights
         self.rule = rule
         if self.weight.dtype in _LOW:
             self.master = self._storage().float()
@@ -100,6 +102,11 @@ class StoredLinear(nn.Linear):
         if absent - {"master"}:
             self._reset_memory()
 
+    @staticmethod
+    def is_memory(name: str) -> bool:
+        """Whether an entry of the state_dict is what a head has beside a plain layer's weights."""
+        return name in ("step", "attempts", "master") or (name.startswith(_PREFIX) and "." not in name)
+
     def _reset_memory(self) -> None:
         if "step" not in self._buffers:
             return  # nn.Linear's constructor draws the weights before there is a memory
@@ -118,7 +125,48 @@ class StoredLinear(nn.Linear):
             raise ValueError(f"W must have shape {expected}, got {tuple(W.shape)}")
         if not bool(torch.isfinite(W).all()):
             raise ValueError("W has NaN or infinite values")
+        self.check_own()
+        self._targets_seen = True
         self._write_(W)
+
+    @torch.no_grad()
+    def append_outputs(self, outputs: int) -> None:
+        """So many rows of zeros more; the memory is kept, and is fresh for what belongs to the new outputs alone."""
+        if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
+            raise ValueError(f"a head grows by one output or more, got {outputs!r}")
+        self.check_own()
+        old, memory = self._storage().clone(), self._memory()
+        self.out_features += outputs
+        self.weight = _longer(self.weight, outputs)
+        if self.bias is not None:
+            self.bias = _longer(self.bias, outputs)
+        if self.master is not None:
+            self.master = torch.cat([old, old.new_zeros(outputs, self.features)])
+        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        for name, tensor in memory.items():
+            grown = fresh[name]
+            grown[tuple(slice(size) for size in tensor.shape)] = tensor
+            if name == "noise":  # what is known of the noise is that of the other outputs
+                grown[..., tensor.shape[-1] :] = tensor.mean(-1, keepdim=True)
+            self._buffers[_PREFIX + name] = grown
+
+    def check_own(self) -> None:
+        """Raise where the layer is no longer the module's own parameter, so that what is written into it would be lost."""
+        if torch.compiler.is_compiling():
+            return
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise ValueError(
+                "the head's weight is computed from other tensors (weight_norm, spectral_norm, pruning or another "
+                "parametrisation), so a solve would be lost: take that off the head"
+            )
+        tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever has such a tensor
+        if getattr(weight, "_fsdp_flattened", False) or (tensors is not None and isinstance(weight, tensors.DTensor)):
+            raise ValueError(
+                "the head's weight is sharded over processes, so a solve would be lost: keep the head whole on every "
+                "process, with fully_shard(model, ignored_params=set(head.parameters())) or, for FSDP, "
+                "ignored_states=[head]"
+            )
 
     def _write_(self, W: Tensor) -> None:
         if self.master is not None:
@@ -173,6 +221,8 @@ class StoredLinear(nn.Linear):
         exact = state_dict.pop(prefix + "master", None)
         had, self._buffers["master"] = self.master, None
         before = len(missing)
+        steps = state_dict.get(prefix + "step")
+        self._targets_seen |= steps is not None and not steps.is_meta and int(steps) > 0
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         self._buffers["master"] = had
         with torch.no_grad():
@@ -198,12 +248,34 @@ class StoredLinear(nn.Linear):
                     self._write_(W.to(self.weight.device))
 
 
+def _longer(parameter: Tensor, rows: int) -> nn.Parameter:
+    zeros = parameter.new_zeros(rows, *parameter.shape[1:])
+    return nn.Parameter(torch.cat([parameter, zeros]), requires_grad=False)
+
+
 def _reconciled(master: Tensor, W: Tensor) -> Tensor:
     """The master, but where the layer was changed from outside (an average, say) and no longer is its rounded value, the
     layer. Bits are compared, since a compiler may skip the rounding in a comparison of numbers."""
     if W.dtype not in _LOW:
         return W.to(master.dtype)
     return torch.where(master.to(W.dtype).view(torch.int16) == W.view(torch.int16), master, W.to(master.dtype))
+
+
+def watched(out: Tensor, weight: Tensor) -> Tensor:
+    """`out`, made with `weight`; its backward first looks whether `weight` was written since, and says so in plain words."""
+    node = None if torch.compiler.is_compiling() else out.grad_fn
+    if node is not None:
+        version = weight._version
+        node.register_prehook(lambda _: _check_version(weight, version))
+    return out
+
+
+def _check_version(weight: Tensor, version: int) -> None:
+    if weight._version != version:
+        raise RuntimeError(
+            "the head was solved between a forward and its backward, so the layer that the forward used is gone: "
+            "call head.solve(phi, y) before head(phi), and backward before the next solve"
+        )
 
 
 class CastLinear(torch.autograd.Function):

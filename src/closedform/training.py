@@ -34,6 +34,7 @@ def algorithm1(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer
 
 def algorithm2(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
     """Algorithm 2: step the backbone with the old layer, then solve the layer on the same batch with the new backbone."""
+    head._targets_seen = True  # the first forward comes before the first solve
     loss = _descend(head.loss(head(backbone(x)), y), optimizer)
     with torch.no_grad():
         phi = backbone(x)

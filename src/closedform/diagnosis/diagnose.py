@@ -1,6 +1,6 @@
 """What is going on in the last layer of a real run: the quantities of the paper's theory, measured, with advice.
 
-    print(cf.diagnose(backbone, head, loader))         # one page of text; .plot("head.png") draws it
+    print(cf.diagnose(head, backbone, loader))         # one page of text; .plot("head.png") draws it
 
     watch = cf.Diagnostics(head, every=200)
     for x, y in loader:
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..features import features_of
+from ..features import check_order, features_of
 from ..head import ClosedFormLinear
 from ..solver import lambdas
 from ..solver.rules import Ema, Kalman, Proximal, Ridge, Rule
@@ -132,8 +132,8 @@ class Diagnosis:
 
 
 def diagnose(
-    backbone: nn.Module,
     head: nn.Linear,
+    model: nn.Module,
     loader: Iterable,
     *,
     batches: int | None = None,
@@ -141,9 +141,9 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose the head on the data of `loader` (its first `batches` only, if given).
 
-    `backbone` makes the features, or is the whole model with the head inside; it runs in eval mode, and the head and torch's
-    random numbers are left as they are. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain `nn.Linear` is diagnosed
-    too: what would a solve gain? With several processes each looks at what it reads.
+    `model` makes the features, or is the whole model with the head inside, as in `refit_`; it runs in eval mode, and the
+    head and torch's random numbers are left as they are. Batches are `(x, y)` or `(x, y, sample_weight)`. A plain
+    `nn.Linear` is diagnosed too: what would a solve gain? With several processes each looks at what it reads.
 
     batch_size: rows of a *training* batch, by default those of the loader's. What lambda, the memory and a solve amount to
         depends on it.
@@ -151,11 +151,12 @@ def diagnose(
     The data are added up as sums of products, about the first batch's means where the head has a bias. That squares the
     condition number of the features: directions weaker than about 1e-7 of the strongest are lost, and the page says so.
     """
+    check_order(head, model)
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     sums, trials, count = measures.Sums(head), measures.Trials(head, batch_size), 0
-    with measures.same_random_numbers(backbone, head), features_of(backbone, head) as features:
+    with measures.same_random_numbers(model, head), features_of(model, head) as features:
         for batch in islice(loader, batches):
             phi, y, weight = measures.read(batch, features, head)
             sums.add(phi, y, weight)

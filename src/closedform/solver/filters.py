@@ -97,6 +97,18 @@ def noise(old: Tensor, system: System, dW: Tensor, gamma: float | Tensor, step: 
     return old + (share.unsqueeze(-1) if share.ndim else share) * (innovation - old)
 
 
+def draws(form: route.Form, matrix: Tensor, Z: Tensor) -> Tensor:
+    """Vectors with the covariance P from vectors `Z (..., D)` of independent standard normal numbers, by one factor: of the
+    inverse, `A = L L^T` and `L^-T z`, or of P itself."""
+    scale = matrix.diagonal(dim1=-2, dim2=-1).rsqrt()
+    L, _ = linalg.factor_shifted_(scale.unsqueeze(-1) * matrix * scale.unsqueeze(-2), 0.0)
+    rows = Z.reshape(-1, Z.shape[-1])
+    if form == "covariance":
+        return ((rows @ L.mT) / scale).reshape(Z.shape)
+    solved = torch.linalg.solve_triangular(L.mT, rows.mT, upper=True).mT
+    return (solved * scale).reshape(Z.shape)
+
+
 def spread(form: route.Form, matrix: Tensor, X: Tensor) -> Tensor:
     """`x^T P x` for every row of `X (..., n, D)`."""
     if form == "covariance":

@@ -35,7 +35,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import ClassVar
 
@@ -74,6 +75,10 @@ class Loss(ABC):
             name, shape = type(self).__name__, tuple(gradient.shape)
             raise ValueError(f"{name}.gradient gave shape {shape}; expected that of the outputs, {tuple(z.shape)}")
         return z - gradient / self.curvature
+
+    def mass(self, y: Tensor) -> Tensor | None:
+        """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight."""
+        return None
 
     def targets(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The targets as an array of `shape (..., o)`, checked; what does not fit is left for the caller to refuse."""
@@ -126,11 +131,19 @@ def _valid(y: Tensor, valid: Tensor, expected: str) -> Tensor:
 def one_hot(y: Tensor, classes: int) -> Tensor:
     """Rows of zeros with a one at each label, in float32. A label that is no class is an error where a look at values is
     free, else a row of NaN."""
+    if may_branch(y):
+        return _marks(y, classes).float()
     valid = (y >= 0) & (y < classes)
-    if may_branch(y) and not bool(valid.all()):
-        raise ValueError(f"labels must be 0 to {classes - 1}, got {int(y[~valid][0])}")
     rows = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).float()
-    return rows if may_branch(y) else torch.where(valid.unsqueeze(-1), rows, float("nan"))
+    return torch.where(valid.unsqueeze(-1), rows, float("nan"))
+
+
+def _marks(y: Tensor, classes: int) -> Tensor:
+    """Rows of zeros with a one at each label, in bytes, where a look at values is free."""
+    valid = (y >= 0) & (y < classes)
+    if not bool(valid.all()):
+        raise ValueError(f"labels must be 0 to {classes - 1}, got {int(y[~valid][0])}")
+    return (y.unsqueeze(-1) == torch.arange(classes)).view(torch.uint8)
 
 
 class _Classes(Loss):
@@ -198,12 +211,20 @@ class GeneralizedSquared(_Classes):
 
     k: float = 1.0
     m: float = 1.0
+    _digits: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("k", "m"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        object.__setattr__(self, "_digits", repr(float(self.k)))
+
+    @property
+    def constant_k(self) -> float:
+        """k, as a number that torch.compile takes for a constant: the number of steps that a solve takes depends on it. (A
+        text is always one; a number of which two were seen is a variable.)"""
+        return float(self._digits)
 
     @property
     def curvature(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -226,21 +247,69 @@ class GeneralizedSquared(_Classes):
 
 @dataclass(frozen=True)
 class CrossEntropy(_Classes):
-    """`-sum_c y_c log softmax(z)_c`, summed over samples: integer labels, or rows of probabilities (soft labels).
+    """`-sum_c w_c y_c log softmax(z)_c`, summed over samples: integer labels, or rows of probabilities (soft labels).
 
-    Its curvature is at most 1/2. `label_smoothing` s moves the targets to `(1 - s) y + s / classes`.
+    Its curvature is at most 1/2. `label_smoothing` s moves the targets to `(1 - s) y + s / classes`. As in torch, samples
+    with the label `ignore_index` do not count, and `weight` has one value a class: a sample counts as much as its class, one
+    with a soft label as much as its classes on average. The loss itself is torch's mean.
     """
 
     inner_steps: int = 1
     label_smoothing: float = 0.0
+    ignore_index: int = -100
+    weight: Sequence[float] | Tensor | None = None
     curvature = 0.5
+    _on_devices: dict[tuple[torch.device, torch.dtype], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         _check_steps(self.inner_steps)
         _check_smoothing(self.label_smoothing)
+        if not isinstance(self.ignore_index, Integral) or isinstance(self.ignore_index, bool):
+            raise ValueError(f"ignore_index must be a whole number, got {self.ignore_index!r}")
+        if self.weight is not None:
+            weight = tuple(torch.as_tensor(self.weight, dtype=torch.float64, device="cpu").reshape(-1).tolist())
+            if not all(0 <= w < math.inf for w in weight) or not any(weight):
+                raise ValueError(f"weight must be zero or positive for every class, and not all zero, got {weight}")
+            object.__setattr__(self, "weight", weight)  # plain numbers, which can be compared
+
+    def _class_weights(self, device: torch.device, dtype: torch.dtype, classes: int) -> Tensor | None:
+        if self.weight is None:
+            return None
+        if len(self.weight) != classes:
+            raise ValueError(f"weight has {len(self.weight)} values, but there are {classes} classes")
+        if torch.compiler.is_compiling():
+            return torch.tensor(self.weight, dtype=dtype, device=device)
+        key = (device, dtype)  # copied once: a copy to a device waits for it
+        if key not in self._on_devices:
+            self._on_devices[key] = torch.tensor(self.weight, dtype=dtype, device=device)
+        return self._on_devices[key]
 
     def targets(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return self._smoothed(super().targets(y, shape), shape, self.label_smoothing)
+        """Rows that hold the class weights too: the row of an ignored sample is zero."""
+        ignored = y == self.ignore_index if self._are_labels(y, shape) else None
+        if ignored is not None and may_branch(y):
+            if y.numel() and bool(ignored.all()):
+                raise ValueError(f"no samples: every label is {self.ignore_index}, which ignore_index leaves out")
+            ignored = ignored if bool(ignored.any()) else None
+        plain = y if ignored is None else y.masked_fill(ignored, 0)
+        if self._are_labels(y, shape) and may_branch(y) and self.weight is None and self.label_smoothing == 0:
+            rows = _marks(plain, shape[-1])  # a byte a number: for a vocabulary these rows are large
+        else:
+            rows = super().targets(plain, shape)
+        if tuple(rows.shape) != shape:
+            return rows
+        rows = self._smoothed(rows, shape, self.label_smoothing)
+        weight = self._class_weights(y.device, rows.dtype, shape[-1])
+        rows = rows if weight is None else rows * weight
+        return rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0)
+
+    def mass(self, y: Tensor) -> Tensor | None:
+        total = y.sum(-1)
+        if self.weight is not None:
+            return total
+        return None if may_branch(y) and bool((total > 0).all()) else (total > 0).float()
 
     def _rows(self, y: Tensor) -> Tensor:
         slack = 1e-2  # of probabilities in bfloat16
@@ -254,6 +323,30 @@ class CrossEntropy(_Classes):
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return y.sum(-1, keepdim=True) * torch.softmax(z, -1) - y
+
+    def working_target(self, z: Tensor, y: Tensor) -> Tensor:
+        if self.weight is None:
+            return super().working_target(z, y)
+        mass = y.sum(-1, keepdim=True)  # the bound of a sample that counts so much is as many times as steep
+        return z - self.gradient(z, y) / (self.curvature * torch.where(mass > 0, mass, 1.0))
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        if not self._are_labels(y, tuple(z.shape)):
+            return super().__call__(z, y)
+        classes = z.shape[-1]
+        valid = ((y >= 0) & (y < classes)) | (y == self.ignore_index)
+        if may_branch(y) and not bool(valid.all()):
+            raise ValueError(f"labels must be 0 to {classes - 1}, got {int(y[~valid][0])}")
+        z = z.reshape(-1, classes).to(torch.promote_types(z.dtype, torch.float32))
+        weight = self._class_weights(z.device, z.dtype, classes)
+        y = torch.where(valid, y, 0).reshape(-1).long()
+        mean = F.cross_entropy(z, y, weight, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+        return mean if may_branch(y) else torch.where(valid.all(), mean, float("nan"))
+
+    @staticmethod
+    def _are_labels(y: Tensor, shape: tuple[int, ...]) -> bool:
+        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        return whole and tuple(y.shape) == shape[:-1]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
     a factor or an elimination?      on CUDA an elimination, of stacks and of up to 160 rows         eliminated
-    how many rows at a time?         as many as fit a block of memory                                piece
+    how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
+                                     or their outputs (block)
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
                                      features
 
@@ -83,6 +84,12 @@ def piece(models: int, features: int, device: torch.device) -> int:
     if models == 1:
         return CHUNK
     return max(features, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES["cpu"]) // (8 * models * features))
+
+
+def block(outputs: int, device: torch.device, arrays: int = 1) -> int:
+    """How many rows of so many outputs are worked on at a time, where that takes so many arrays of them: a vocabulary's in
+    float64 would fill the memory."""
+    return max(1, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES["cpu"]) // (8 * outputs * arrays))
 
 
 def fused(n: int, in_features: int) -> bool:

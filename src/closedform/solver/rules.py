@@ -303,6 +303,11 @@ class Kalman(Rule):
         form = self._form(X.shape[-1])
         return (1 + filters.spread(form, memory[form], X)).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
 
+    def draws(self, W: Tensor, Z: Tensor, memory: Memory) -> Tensor:
+        """Layers from the posterior around `W (o, D)`, made of standard normal numbers `Z (n, o, D)`."""
+        form = self._form(W.shape[-1])
+        return W + memory["noise"].sqrt().unsqueeze(-1) * filters.draws(form, memory[form], Z)
+
 
 class _Mixed(Penalised):
     """`Ridge`, `Proximal` and `Ema` of different models."""

@@ -1,18 +1,22 @@
 """Streams of batches as the sufficient statistics of the squared loss.
 
-`Statistics` adds batches up; the sums can be merged, decayed, summed over processes and solved at any time.
+`Statistics` adds batches up; the sums can be merged, subtracted, decayed, summed over processes, saved and solved at any
+time.
 """
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .. import distributed
+from .. import archive, distributed
 from . import lambdas, linalg, route
 from .systems import Batch, Moments, System, check_batch, reduced
+
+KIND = "statistics"  # the key of the header of a file, with the version of its form
 
 
 class Statistics:
@@ -51,12 +55,24 @@ class Statistics:
 
     def merge(self, other: Statistics) -> Statistics:
         """Take in what another one has seen."""
+        self._check_like(other)
+        return self._add(other.moments)
+
+    def subtract(self, other: Statistics) -> Statistics:
+        """Forget what another one has seen, exactly: rows that were added before are as if they had never been there. Only
+        rounding stays, of the size of what was there."""
+        self._check_like(other)
+        if float(other.n) > float(self.n) * (1 + 1e-12):
+            raise ValueError(f"statistics of {float(self.n):g} samples cannot forget {float(other.n):g}")
+        m = other.moments
+        return self._add(Moments(-m.G, -m.C, -m.ee, -m.n, self.bias))
+
+    def _check_like(self, other: Statistics) -> None:
         if other.moments.C.shape != self.moments.C.shape or other.bias != self.bias:
             raise ValueError(
                 f"statistics of shapes {tuple(self.moments.C.shape)} (bias={self.bias}) and "
-                f"{tuple(other.moments.C.shape)} (bias={other.bias}) cannot be merged"
+                f"{tuple(other.moments.C.shape)} (bias={other.bias}) do not go together"
             )
-        return self._add(other.moments)
 
     def _add(self, part: Moments) -> Statistics:
         m = self.moments
@@ -75,6 +91,32 @@ class Statistics:
         """Sum over the processes of the group; nothing where there is only one."""
         if distributed.active(process_group):
             self.moments = reduced(self.moments, process_group)
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a file that holds numbers and a checksum, and no code; `Statistics.load` reads it."""
+        m = self.moments
+        n = torch.as_tensor(m.n, dtype=torch.float64)
+        return archive.write(Path(path), {KIND: 1, "bias": self.bias}, {"G": m.G, "C": m.C, "ee": m.ee, "n": n})
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str | None = None) -> Statistics:
+        """What `save` wrote; another file is refused with a `ValueError`."""
+        header, tensors = archive.read(Path(path))
+        if header.get(KIND) != 1 or set(tensors) != {"G", "C", "ee", "n"} or tensors["C"].ndim != 2:
+            raise ValueError(f"{path} holds no statistics of this version of closedform")
+        bias = bool(header.get("bias"))
+        D, o = tensors["C"].shape
+        shapes = {"G": (D, D), "C": (D, o), "ee": (o,), "n": ()}
+        if D - bias < 1 or o < 1 or any(tuple(tensors[name].shape) != shape for name, shape in shapes.items()):
+            raise ValueError(f"{path} holds statistics whose shapes do not go together")
+        if not all(t.is_floating_point() and bool(torch.isfinite(t).all()) for t in tensors.values()):
+            raise ValueError(f"{path} holds statistics with NaN or infinite values")
+        self = cls(D - int(bias), o, bias, device=device)
+        kind = {"device": self.moments.G.device, "dtype": self.moments.dtype}
+        G, C, ee = (tensors[name].to(**kind) for name in ("G", "C", "ee"))
+        n = float(tensors["n"])
+        self.moments = Moments(G, C, ee, int(n) if n.is_integer() else n, bias)
         return self
 
     inner_steps = 1  # the squared loss is its own bound

@@ -21,6 +21,10 @@ from .. import distributed
 from . import route
 from .losses import GeneralizedSquared, Loss, Squared
 
+_ARRAYS = (
+    6  # of the size of the outputs, that are there at once while residuals are made: the softmax, its gradient, ...
+)
+
 
 @dataclass
 class Rows:
@@ -208,8 +212,10 @@ class Batch:
         features are not."""
         if isinstance(system, Rows):
             return self._all._rows(W, 0, self.total, W_k, system.dtype)
-        C = sum((part.wide.mT @ part.E)[..., : self.features, :] for part in self._pieces(W, system.dtype, W_k))
-        assert isinstance(C, Tensor)
+        C = None
+        for part in self._pieces(W, system.dtype, W_k):
+            C = _added(C, part.wide[..., : self.features].mT, part.E)
+        assert C is not None
         if self.sizes is not None:
             C = distributed.add_up(C, self.group)
         rows = None if system.rows is None else lambda: self._rows(W, 0, self.phi.shape[-2], W_k, system.dtype)
@@ -259,23 +265,47 @@ class Batch:
     def _rows(self, W: Tensor | None, low: int, high: int, W_k: Tensor | None, dtype: torch.dtype) -> Rows:
         padded = extend(self.phi[..., low:high, :], self.bias, dtype)
         X = padded[..., : self.features]
-        y = self.y[..., low:high, :].to(dtype)
+        y = self.y[..., low:high, :]
+        blocks = self._in_blocks(X, y, W)
         if self.residual is not None and W is not None and W_k is None:
             E = self.residual[..., low:high, :].to(dtype)
+        elif blocks:
+            E = self._residuals(X, y, W, W if W_k is None else W_k)
         else:
-            E = self._residual(X, y, W, W if W_k is None else W_k)
+            E = self._residual(X, y.to(dtype), W, W if W_k is None else W_k)
         count, weight = high - low, None
         if self.weight is not None:
             weight = self.weight[..., low:high].to(dtype)
+        mass = self.loss.mass(y)
+        if mass is not None:
+            weight = mass.to(dtype) if weight is None else weight * mass.to(dtype)
+        if weight is not None:
             count = weight.sum(-1)
         if isinstance(self.loss, GeneralizedSquared):
             root = 1.0 if weight is None else weight.sqrt()[:, None]
-            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.k)
+            return ClassRows(root * X, root * E, count, self.bias, None, y.argmax(1), self.loss.constant_k)
         bound = self.loss.curvature / 2
         if weight is None and bound == 1:
             return Rows(X, E, count, self.bias, padded)
         root = bound**0.5 if weight is None else (bound * weight).sqrt().unsqueeze(-1)
-        return Rows(root * X, root * E, count, self.bias)
+        own = blocks and self.residual is None  # nobody else has these residuals
+        return Rows(root * X, E.mul_(root) if own else root * E, count, self.bias)
+
+    def _in_blocks(self, X: Tensor, y: Tensor, W: Tensor | None) -> bool:
+        """Whether the residuals are so large that they are made some rows at a time."""
+        grad = y.requires_grad or X.requires_grad or (W is not None and W.requires_grad)
+        if torch.compiler.is_compiling() or grad or y.ndim > 2:
+            return False
+        return y.shape[0] > route.block(y.shape[1], y.device, _ARRAYS)
+
+    def _residuals(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:
+        """`_residual` some rows at a time, so that nothing but the result has the size of all outputs."""
+        rows = route.block(y.shape[1], y.device, _ARRAYS)
+        E = X.new_empty(*y.shape)
+        for low in range(0, y.shape[0], rows):
+            part = slice(low, low + rows)
+            E[part] = self._residual(X[part], y[part].to(X.dtype), W, W_k)
+        return E
 
     def _residual(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:
         """What is left to fit at W of the working targets at W_k."""
@@ -304,24 +334,26 @@ class Batch:
         total = None
         for part in self._parts(W, dtype):
             if total is None:
-                total = part
+                total = part.moments()
             else:
                 total.rows = None
-                total.G += part.G
-                total.C += part.C
-                total.squares = total.ee + part.ee
-                total.n = total.n + part.n
+                total.squares, total.n = total.ee + part.ee, total.n + part.n
+                if isinstance(part, Rows):
+                    total.G += part.gram()
+                    total.C = _added(total.C, part.X.mT, part.E)
+                else:
+                    total.G += part.G
+                    total.C += part.C
         assert total is not None
         if self.sizes is None:
             total.rows = lambda: self._rows(W, 0, self.phi.shape[-2], None, dtype)
             return total
         return reduced(total, self.group)
 
-    def _parts(self, W: Tensor | None, dtype: torch.dtype) -> Iterator[Moments]:
+    def _parts(self, W: Tensor | None, dtype: torch.dtype) -> Iterator[System]:
         n = self.phi.shape[-2]
         if self.weight is None or self.residual is None or n > self._piece:
-            for rows in self._pieces(W, dtype):
-                yield rows.moments()
+            yield from self._pieces(W, dtype)
             return
         # the residuals are there: weights need no root
         X, E = extend(self.phi, self.bias, dtype), self.residual.to(dtype)
@@ -333,7 +365,15 @@ class Batch:
     @property
     def _piece(self) -> int:
         models = math.prod(self.phi.shape[:-2])
-        return route.piece(models, self.features, self.phi.device)
+        rows = route.piece(models, self.features, self.phi.device)
+        return rows if models > 1 else min(rows, route.block(self.y.shape[-1], self.phi.device))
+
+
+def _added(total: Tensor | None, XT: Tensor, E: Tensor) -> Tensor:
+    """`total + XT E`, in place where that is possible: for many outputs every copy counts."""
+    if total is None or total.ndim > 2 or total.requires_grad or E.requires_grad or XT.requires_grad:
+        return XT @ E if total is None else total + XT @ E
+    return total.addmm_(XT, E)
 
 
 def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:

@@ -48,14 +48,18 @@ def save(path: Path, arrays: Arrays) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)  # np.savez would pickle without a word
 
 
-def read(path: Path) -> Arrays:
-    """All arrays of an npz file; a ValueError that names the file if it is damaged.
+def read(path: Path, most: int | None = None) -> Arrays:
+    """All arrays of an npz file; a ValueError that names the file if it is damaged, or would take more than `most` bytes of
+    memory: zeros are compressed a thousand times.
 
     An npz file is a zip file, and so holds a CRC-32 of every array, which is compared as the array is read.
     """
     try:
         # opened here, for numpy leaves a damaged file open
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            size = sum(member.file_size for member in arrays.zip.infolist())
+            if most is not None and size > most:
+                raise ValueError(f"its arrays have {size:,} bytes; expected at most {most:,}")
             return {name: arrays[name] for name in arrays.files}
     except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds on damaged bytes
         raise ValueError(f"{path} cannot be read as an npz file: {error}") from error

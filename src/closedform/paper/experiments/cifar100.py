@@ -315,7 +315,8 @@ def run(
 
 def collected(out: Path) -> pd.DataFrame:
     """All runs that the folder holds, whatever they were run for, with their studies."""
-    configs = grid.configurations(out / "parts", version=__version__)
+    every = grid.configurations(out / "parts", version=__version__)
+    configs = [config for config in every if "method" in config]  # another experiment's result has other entries
     table = grid.finished(configs, out / "parts", version=__version__)
     return with_studies(table.astype(dict.fromkeys(SETTINGS, "float64"))) if len(table) else table
 

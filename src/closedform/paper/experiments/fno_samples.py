@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..sweeps import grid, results
 
 FILE = "samples.npz"
 SAMPLES, DRAWN = 3, 512
+MOST_BYTES = 1 << 26  # of a file of samples; those of the paper's experiment take 2 MB
 WIDTH, FIELD, ERROR, LEFT = 380, 190, 110, 44  # of a picture, in its own units
 
 
@@ -72,7 +74,7 @@ def sections(folder: Path) -> list[str]:
     """The part of the report about the samples, where the folder has them."""
     if not (folder / FILE).is_file():
         return []
-    arrays, experiment = store.read(folder / FILE), load(folder)
+    arrays, experiment = store.read(folder / FILE, MOST_BYTES), load(folder)
     keys = list(dict.fromkeys(tuple(name.split("-")[:2]) for name in arrays))
     optimizers = experiment.where.get("optimizer", [])
     keys.sort(key=lambda key: (optimizers.index(key[0]) if key[0] in optimizers else 9, int(key[1])))
@@ -109,8 +111,8 @@ def _class(method: str) -> str:
 def _style(experiment: Experiment) -> str:
     def rules(shade: Any) -> str:
         return "".join(
-            f".{_class(m.key)}{{--line:{shade(m.colour)};--dash:{' '.join(map(str, dash)) or 'none'}}}"
-            for m, dash in zip(experiment.methods, colours.DASHES)
+            f".{_class(m.key)}{{--line:{shade(m.colour or own)};--dash:{' '.join(map(str, dash)) or 'none'}}}"
+            for m, own, dash in zip(experiment.methods, cycle(colours.PALETTE), cycle(colours.DASHES))
         )
 
     return (

@@ -199,7 +199,8 @@ def alike(configs: list[Config], parts: Path, same: Sequence[str]) -> list[Confi
     return [
         config
         for config in grid.configurations(parts, version=__version__)
-        if config["size"] in sizes
+        if {"size", "optimizer", "grid", *same} <= config.keys()  # another experiment's result has other entries
+        and config["size"] in sizes
         and sizes[config["size"]] == config.get("epochs")
         and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
         and all(config[name] == configs[0][name] for name in same)

@@ -140,7 +140,7 @@ def diagnosis(out: Path, quick: bool) -> Study:
             loss.backward()
             optimizer.step()
         batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x) - 63, 64)]
-        diagnosed = diagnose(net, head, batches)
+        diagnosed = diagnose(head, net, batches)
         diagnosed.plot(out / f"diagnosis_{name}.png")
         pages.append(str(diagnosed))
         keys = ("gradient_share", "solve_share", "variation", "effective_rank", "attainable", "lam_ratio", "memory")

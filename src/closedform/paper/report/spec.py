@@ -99,5 +99,5 @@ def load(folder: Path) -> Experiment:
             raise ValueError("`methods` is empty")
         by, settings = tuple(body.pop("by")), tuple(body.pop("settings"))
         return Experiment(**body, figures=figures, methods=methods, by=by, settings=settings)
-    except (ValueError, KeyError, TypeError) as bad:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as bad:
         raise ValueError(f"{path} does not describe an experiment: {bad}") from bad

@@ -40,7 +40,8 @@ Function = Callable[[dict[str, Value]], "pd.DataFrame | list[dict]"]
 Progress = Callable[[int, int, dict[str, Value]], object]
 Ended = Generator[tuple[str, Union[str, None]], None, None]
 
-_CONFIG = b"closedform.config"
+_CONFIG, _CHECKSUM = b"closedform.config", b"closedform.sha256"
+DAMAGED = ".damaged"  # what the name of a result ends in that was set aside
 
 
 class Attempt(NamedTuple):
@@ -113,6 +114,8 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     remove_stale(folder)
     todo = {key: config for key, config in wanted.items() if _read(folder, key, config, version) is None}
+    for key in todo:
+        _set_aside(_result_file(folder, key))
     if not todo:
         return finished(wanted.values(), folder, version=version)
     done = len(wanted) - len(todo)
@@ -159,18 +162,16 @@ def finished(configs: Iterable[Config], folder: str | Path, *, version: str = ""
 def configurations(folder: str | Path, *, version: str = "") -> list[dict[str, Value]]:
     """All configurations that have a result in the folder."""
     require("a sweep", "experiments", "pandas", "pyarrow")
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     configs = []
     for path in sorted(Path(folder).glob("*.parquet")):
         try:
-            stored = (pq.read_schema(path).metadata or {}).get(_CONFIG)
-        except (OSError, pa.ArrowException):
+            written, config = json.loads((pq.read_schema(path).metadata or {})[_CONFIG])
+            ours = written == version and path.stem == digest(config, version)
+        except Exception:  # damaged, or somebody else's: a reader of Parquet raises a dozen kinds
             continue
-        if stored is not None:
-            written, config = json.loads(stored)
-            configs += [config] if written == version else []
+        configs += [config] if ours else []
     return configs
 
 
@@ -195,17 +196,35 @@ def _error_file(folder: Path, key: str) -> Path:
 
 
 def _read(folder: Path, key: str, config: Config, version: str) -> pa.Table | None:
-    """The result of a configuration, or None if it has none that can be read."""
-    import pyarrow as pa
+    """The result of a configuration, or None if it has none that can be read and is what was written."""
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(_result_file(folder, key), page_checksum_verification=True) as file:
             table = file.read()
-    except (OSError, pa.ArrowException):  # not there, truncated, or a checksum is wrong: run again
+        metadata = table.schema.metadata or {}
+        # a result from before there were checksums has neither this entry nor one that a flipped bit has made of it
+        known = _CHECKSUM not in metadata and set(metadata) <= {_CONFIG, b"pandas"}
+        whole = known or metadata[_CHECKSUM] == _checksum(table)
+    except Exception:  # not there, or damaged: readers of Parquet raise a dozen kinds
         return None
-    meant = (table.schema.metadata or {}).get(_CONFIG) == _canonical(config, version).encode()
-    return table if meant else None
+    return table if whole and metadata.get(_CONFIG) == _canonical(config, version).encode() else None
+
+
+def _checksum(table: pa.Table) -> bytes:
+    """SHA-256 over names, types, values and the rest of the metadata: Parquet's own checksums leave out the names."""
+    metadata = sorted((k, v) for k, v in (table.schema.metadata or {}).items() if k != _CHECKSUM)
+    hashed = hashlib.sha256(repr((metadata, table.schema.names, [str(kind) for kind in table.schema.types])).encode())
+    for column in table.columns:
+        hashed.update(repr(column.to_pylist()).encode("utf-8", "surrogatepass"))
+    return hashed.hexdigest().encode()
+
+
+def _set_aside(path: Path) -> None:
+    """Rename what stands in the place of a result and is none, and say so."""
+    if path.is_file():
+        path.replace(path.with_name(path.name + DAMAGED))
+        warnings.warn(f"{path} is damaged; it was set aside as *{DAMAGED}, and its run is made again", stacklevel=3)
 
 
 def _attempt(function: Function, config: dict[str, Value], version: str) -> Attempt:
@@ -228,8 +247,10 @@ def _encode(rows: pd.DataFrame | list[dict], config: dict[str, Value], version: 
     constant = pd.DataFrame({name: [value] * len(frame) for name, value in config.items()})
     table = pa.Table.from_pandas(pd.concat([constant, frame], axis=1), preserve_index=False)
     metadata = {**(table.schema.metadata or {}), _CONFIG: _canonical(config, version).encode()}
+    table = table.replace_schema_metadata(metadata)
+    table = table.replace_schema_metadata({**metadata, _CHECKSUM: _checksum(table)})
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, write_page_checksum=True)
+    pq.write_table(table, sink, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 

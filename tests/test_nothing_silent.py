@@ -1,0 +1,176 @@
+"""What would go wrong without a word is said: a layer that nobody solves, a solve in the wrong place, lost solves."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
+
+import closedform as cf
+
+from .helpers import backbone, batches, head, problem
+
+
+def fresh(kind: type = cf.ClosedFormLinear) -> nn.Module:
+    return kind(6, 2, dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_layer_that_nobody_solves_says_so_once():
+    net, layer, (x, _) = backbone(), fresh(), batches(1)[0]
+    layer.eval()(net(x))
+    layer.train()
+    with torch.no_grad():
+        layer(net(x))
+    layer(torch.randn(3, 6, dtype=torch.float64))  # no gradient goes through it
+    with pytest.warns(UserWarning, match=r"never solved nor given targets.*head.solve"):
+        layer(net(x))
+    layer(net(x))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", ["solve", "observe", "accumulate", "set_weights_", "load_state_dict", "deepcopy"])
+def test_a_layer_that_was_shown_targets_says_nothing(way):
+    net, layer, (x, y) = backbone(), fresh(), batches(1)[0]
+    phi = net(x)
+    if way == "set_weights_":
+        layer.set_weights_(torch.zeros(2, 7))
+    elif way in ("load_state_dict", "deepcopy"):
+        other = fresh()
+        other.solve(phi, y)
+        if way == "deepcopy":
+            layer = copy.deepcopy(other)
+        else:
+            layer.load_state_dict(other.state_dict())
+    else:
+        getattr(layer, way)(*((y,) if way == "observe" else (phi, y)))
+    layer(phi)
+
+
+def test_the_field_layer_says_it_too():
+    layer, phi = cf.ClosedFormConv1x1(6, 2), torch.randn(1, 6, 3, 3, requires_grad=True)
+    with pytest.warns(UserWarning, match="ClosedFormConv1x1 trains"):
+        layer(phi)
+
+
+@pytest.mark.filterwarnings("error")
+def test_algorithm_2_solves_after_its_first_forward():
+    net, layer, (x, y) = backbone(), fresh(), batches(1)[0]
+    cf.training.algorithm2(net, layer, torch.optim.SGD(net.parameters(), 0.1), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_solve_between_forward_and_backward_is_said_in_plain_words(dtype):
+    layer, (phi, y) = head(6, 2, cf.Proximal(1.0)), problem(4, 6, 2)
+    phi = phi.to(dtype).requires_grad_()
+    loss = layer(phi).square().sum()
+    layer.solve(phi, y)
+    with pytest.raises(RuntimeError, match=r"solved between a forward and its backward.*before head\(phi\)"):
+        loss.backward()
+    (grad,) = torch.autograd.grad(layer(phi).sum(), phi, create_graph=True)
+    assert torch.allclose(grad, layer.weight.to(dtype).sum(0).expand(4, 6))
+
+
+def test_rejected_solves_are_said_once_with_their_count():
+    layer = cf.ClosedFormLinear(2, 1, bias=False, rule=cf.Ridge(1e-12))
+    good, bad = (torch.eye(2), torch.ones(2, 1)), (torch.full((1, 2), 1e-5), torch.full((1, 1), 1e38))
+    layer.solve(*good)
+    with pytest.warns(UserWarning, match=r"1 of 2 solves.*learning rate.*targets scaled"):
+        layer.solve(*bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.solve(*bad)
+    assert int(layer.rejected) == 2
+
+
+def test_features_that_blew_up_say_what_to_try():
+    layer, (phi, y) = head(6, 2, cf.Proximal(1.0)), problem(4, 6, 2)
+    broken = torch.full_like(phi, float("nan"))
+    with pytest.raises(ValueError, match=r"row 0 of 4\)$"):
+        layer.solve(broken, y)  # nothing has run yet: the input is at fault
+    layer.solve(phi, y)
+    with pytest.raises(ValueError, match=r"NaN.*0 of 1 solves.*diverged.*learning rate"):
+        layer.solve(broken, y)
+
+
+@pytest.mark.parametrize("way", ["weight_norm", "old weight_norm", "spectral_norm", "prune"])
+def test_a_parametrised_head_is_refused(way):
+    layer, (phi, y) = head(6, 2, cf.Ridge(1.0)), problem(4, 6, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        {
+            "weight_norm": lambda: parametrizations.weight_norm(layer),
+            "old weight_norm": lambda: nn.utils.weight_norm(layer),
+            "spectral_norm": lambda: parametrizations.spectral_norm(layer),
+            "prune": lambda: prune.l1_unstructured(layer, "weight", 0.5),
+        }[way]()
+    for call in (lambda: layer.solve(phi, y), lambda: layer.observe(y), lambda: layer.accumulate(phi, y)):
+        with pytest.raises(ValueError, match="computed from other tensors"):
+            call()
+    assert int(layer.attempts) == 0
+
+
+SHARDED = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+import closedform as cf
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+kind = {"device_mesh": mesh, "device_id": torch.device("cpu")}
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), cf.ClosedFormLinear(8, 1, rule=cf.Ridge(0.1)))
+def step(model, head):
+    x = torch.randn(32, 4)
+    head.observe(x.sum(1, keepdim=True))
+    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+for shard in (lambda m: fully_shard(m, mesh=mesh), lambda m: FullyShardedDataParallel(m, use_orig_params=True, **kind)):
+    model = net()
+    head = model[2]
+    model = shard(model) or model
+    try:
+        step(model, head)
+    except ValueError as bad:
+        assert "sharded over processes" in str(bad), bad
+    else:
+        raise SystemExit("the solve was lost in silence")
+for shard in (
+    lambda m: fully_shard(m, mesh=mesh, ignored_params=set(m[2].parameters())),
+    lambda m: FullyShardedDataParallel(m, ignored_states=[m[2]], **kind),
+):
+    model = net()
+    head = model[2]
+    model = shard(model) or model
+    step(model, head)
+    assert int(head.step) == 1 and float(head.weight.norm()) > 0.1
+dist.destroy_process_group()
+"""
+
+
+def test_a_sharded_head_is_refused_and_a_whole_one_in_a_sharded_model_is_solved(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SHARDED, str(tmp_path / "meeting")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_gradient_of_a_watched_layer_is_that_of_a_plain_one():
+    layer, (phi, y) = head(6, 2, cf.Proximal(1.0)), problem(4, 6, 2)
+    layer.solve(phi, y)
+    grads = []
+    for module in (layer, layer.to_linear().requires_grad_(False)):
+        leaf = phi.clone().requires_grad_()
+        F.mse_loss(module(leaf), y).backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
