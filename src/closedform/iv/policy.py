@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from .transitions import Actions, Transitions, checked, states_of, warn_of_never
 METHODS = ("iv", "fqe", "lstd")
 GROUPS = 64  # of episodes, at most, which the bootstrap draws from
 FIRST, SECOND = 1e-6, 1e-7  # ridges of the last solve, a row, of features of size one
+BACKUPS = 3  # of Bellman's operator in a fit, over the horizon 1 / (1 - discount)
 LEVEL = 1e-12  # of the constant, which ridges leave alone
 
 
@@ -38,13 +41,14 @@ class PolicyEvaluator:
     Parameters
     ----------
     discount : from 0 to below 1.
-    method : "iv" learns features and instruments' features in two stages (the paper's Algorithm 3), and at the end solves both
-        stages on all rows. "fqe" is fitted Q evaluation with a solved layer. "lstd" takes the features that "fqe" has learned and
-        solves for the fixed point in closed form.
-    rule : of the solved layers in minibatches, such as `closedform.Proximal(lam)`; None is proximal in both stages of "iv" and
-        a Kalman filter of "fqe" and "lstd".
+    method : "fqe" is fitted Q evaluation with a solved layer. "lstd" takes the features that it has learned, and solves for the
+        fixed point in closed form on all rows. "iv" goes on from these features in two stages (the paper's Algorithm 3) before
+        that solve.
+    rule : of the solved layers in minibatches, such as `closedform.Proximal(lam)`; None is a Kalman filter in "fqe", and
+        proximal in both stages of "iv".
     n_features : how many features are learned, besides the states themselves.
-    max_iter : steps; one of "iv" is `inner_steps` of the instruments' features and one of the others.
+    max_iter : steps of fitted Q evaluation; "iv" takes a quarter as many iterations of two stages after them.
+    inner_steps : of the instruments' features in each of these iterations.
     n_actions : how many discrete actions there are; None takes it from the data.
     replicates : of the bootstrap in `interval`.
     random_state : an integer; the same gives the same fit.
@@ -148,83 +152,82 @@ class PolicyEvaluator:
         g = torch.Generator().manual_seed(self.random_state)
         features = ActionFeatures(p, kind.count, kind.discrete, self.hidden_layer_sizes, self.n_features, g)
         with one_thread():
-            instruments = self._train(features, Data(X, now, r), g)
-            self._solve(features, instruments, X, now, r, data)
+            fitted = self._fitted_q(features, Data(X, now, r), g)
+            self.gradient_steps_ = self.max_iter
+            if self.method == "iv" and len(data) > 1:
+                self._two_stages(features, Data(X, now, r), g)
+            self._solve(features, X, now, r, data)
+        if self.method == "fqe":
+            self._shift = fitted * unit - self.weights_
+            self.weights_ = self.weights_ + self._shift
         return self
 
-    def _train(self, features: ActionFeatures, data: Data, g: torch.Generator) -> ActionFeatures:
-        """Learns the features, and returns those of the instruments."""
-        n = len(data.y)
-        if self.method == "iv" and n > 1:
-            instruments = ActionFeatures(
-                self._states, self._kind.count, self._kind.discrete, self.hidden_layer_sizes, self.n_features, g
-            )
-            rule = self.rule or Proximal(relative(1.0))
-            model = DFIV(
-                Difference(features, self.discount),
-                instruments,
-                widths=(features.width, instruments.width),
-                rules=Rules(rule, Proximal(relative(1e-2)), rule),
-                lr=self.learning_rate,
-                weight_decay=self.weight_decay,
-                T1=self.inner_steps,
-                order="solve",
-                intercept=False,
-                generator=g,
-            )
-            settings = {"iterations": self.max_iter, "batch_size": self.batch_size, "lr": self.learning_rate}
-            train(model, data, Split.halves(n, self.random_state), fresh=True, seed=self.random_state, **settings)
-            self.gradient_steps_ = self.max_iter * (self.inner_steps + 1)
-            return instruments.requires_grad_(False)
+    def _two_stages(self, features: ActionFeatures, data: Data, g: torch.Generator) -> None:
+        """Algorithm 3, from the features as they are, which are those of the instruments at the start as well."""
+        instruments = copy.deepcopy(features)
+        iterations = max(1, self.max_iter // 4)
+        self.gradient_steps_ += iterations * (self.inner_steps + 1)
+        rule = self.rule or Proximal(relative(1.0))
+        model = DFIV(
+            Difference(features, self.discount),
+            instruments,
+            widths=(features.width, instruments.width),
+            rules=Rules(rule, Proximal(relative(1e-2)), rule),
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            T1=self.inner_steps,
+            order="solve",
+            intercept=False,
+            generator=g,
+        )
+        split = Split.halves(len(data.y), self.random_state)
+        settings = {"iterations": iterations, "batch_size": self.batch_size, "lr": self.learning_rate}
+        train(model, data, split, fresh=True, seed=self.random_state, **settings)
+
+    def _fitted_q(self, features: ActionFeatures, data: Data, g: torch.Generator) -> Tensor:
+        """Learns the features by fitted Q evaluation, and returns its layer."""
         fitted = FittedQ(
             features,
             self.discount,
-            self.rule or Kalman(0.99),
+            self.rule or Kalman(0.9),
             lr=self.learning_rate,
             weight_decay=self.weight_decay,
-            refresh=10,
+            refresh=max(4, min(20, int(self.max_iter * (1 - self.discount) / BACKUPS))),
             generator=g,
         )
-        drawn = batches(torch.arange(n), self.batch_size, self.random_state)
+        drawn = batches(torch.arange(len(data.y)), self.batch_size, self.random_state)
 
-        def draw() -> Any:
+        def draw() -> Callable[[], None]:
             rows = next(drawn)
             return lambda: fitted.step(data.X[rows], data.y[rows])
 
         iterate(fitted.set_lr, draw, iterations=self.max_iter, lr=self.learning_rate)
-        self.gradient_steps_ = self.max_iter
-        self._fitted_W = fitted.head.W[0]
-        return features
+        return fitted.head.W[0]
 
     def _solve(
         self,
         features: ActionFeatures,
-        instruments: ActionFeatures,
         X: Tensor,
         now: Tensor,
         r: Tensor,
         data: Transitions,
     ) -> None:
-        """Both stages once more on all rows."""
+        """Both stages once more on all rows. The instruments are the value's own features here, as many as there are weights:
+        with more of them two-stage least squares leans towards least squares, which a long horizon amplifies."""
         features.requires_grad_(False)
         psi = outputs(Difference(features, self.discount), X)
-        phi = outputs(instruments, now)
-        value = phi if instruments is features else outputs(features, now)
+        phi = outputs(features, now)
         if not bool(psi.isfinite().all() and phi.isfinite().all()):
             raise ValueError("training diverged: expected finite features; try a smaller learning_rate")
-        size, own = (part.square().mean(0).sqrt() for part in (value, phi))
-        size, own = torch.where(size > 0, size, 1.0), torch.where(own > 0, own, 1.0)
+        size = phi.square().mean(0).sqrt()
+        size = torch.where(size > 0, size, 1.0)
         group, groups = self._groups(data)
-        self._sums = two_stages.Sums.of(phi / own, psi / size, r, group, groups)
+        self._sums = two_stages.Sums.of(phi / size, psi / size, r, group, groups)
         self._beta = torch.full((len(size),), SECOND, dtype=torch.float64)
         self._beta[0] = LEVEL
         self._size, self.features_ = size, features
-        self._episodes = None if data.episode is None else int(data.episode.max()) + 1
-        solved = self._weights(torch.ones(groups, dtype=torch.float64))
-        self._shift = torch.zeros_like(solved)
-        if self.method == "fqe":
-            self._shift = self._fitted_W * self._unit - solved
-        self.weights_ = solved + self._shift
+        self.weights_ = self._weights(torch.ones(groups, dtype=torch.float64))
+        self._shift = torch.zeros_like(self.weights_)
 
     def _groups(self, data: Transitions) -> tuple[Tensor, int]:
         """The group of each row: its episode, or one of `GROUPS` random sets of episodes; rows without episodes are episodes
@@ -255,8 +258,9 @@ class PolicyEvaluator:
 
     def interval(self, states: Any, actions: Any, *, level: float = 0.9) -> tuple[float, float]:
         """An interval of the mean value of these states: percentiles of a bootstrap over the episodes of the fit (over rows,
-        as if they were independent, where it had no `episode`). Each replicate gives every episode a random weight and solves
-        for the layer again; the features stay as they are, so that the interval does not cover what they cannot represent."""
+        as if they were independent, where it had no `episode`; of more than 64, over 64 random groups). Each replicate gives every episode a random weight and solves
+        for the layer again; the features stay as they are, so the interval does not cover what they cannot represent.
+        That of "fqe" is the one of "lstd", moved to its value."""
         check_level(level)
         phi = self._phi(states, actions).mean(0)
         groups = len(self._sums.rows)

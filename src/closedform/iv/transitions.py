@@ -173,7 +173,9 @@ def never_taken(data: Transitions) -> float:
 def warn_of_never_taken(data: Transitions) -> None:
     share = never_taken(data)
     if share > 0:
-        where = "actions that the logged policy never took" if data.kind.discrete else "actions outside of the logged range"
+        where = (
+            "actions that the logged policy never took" if data.kind.discrete else "actions outside of the logged range"
+        )
         warnings.warn(
             f"the evaluated policy spends {share:.1%} of its next actions on {where}: their value is a guess of the network",
             stacklevel=4,
