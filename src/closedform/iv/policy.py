@@ -34,16 +34,16 @@ class PolicyEvaluator:
     """The value of a policy: `Q(s, a)`, the expected sum of discounted rewards from state s and action a on, from
     transitions that were logged under another policy.
 
-    Bellman's equation says `r = Q(s, a) - discount (1 - done) Q(s', a') + noise`, where the noise moves s' too: least squares
-    is biased, and `(s, a)` is an instrument. With `Q = phi(s, a) w` the reward is linear in
+    Bellman's equation says `r = Q(s, a) - discount (1 - done) Q(s', a') + noise`, where the noise moves s' too: least
+    squares is biased, and `(s, a)` is an instrument. With `Q = phi(s, a) w` the reward is linear in
     `psi = phi(s, a) - discount (1 - done) phi(s', a')`.
 
     Parameters
     ----------
     discount : from 0 to below 1.
-    method : "fqe" is fitted Q evaluation with a solved layer. "lstd" takes the features that it has learned, and solves for the
-        fixed point in closed form on all rows. "iv" goes on from these features in two stages (the paper's Algorithm 3) before
-        that solve.
+    method : "fqe" is fitted Q evaluation with a solved layer. "lstd" takes the features that it has learned, and solves for
+        the fixed point in closed form on all rows. "iv" goes on from these features in two stages (the paper's Algorithm 3)
+        before that solve.
     rule : of the solved layers in minibatches, such as `closedform.Proximal(lam)`; None is a Kalman filter in "fqe", and
         proximal in both stages of "iv".
     n_features : how many features are learned, besides the states themselves.
@@ -131,13 +131,19 @@ class PolicyEvaluator:
         actions : whole numbers `(n,)` are discrete actions, floating point `(n,)` or `(n, m)` continuous ones.
         next_actions : what the evaluated policy does in the next state: actions of the same kind, or of discrete ones its
             probabilities `(n, actions)`.
-        done : whether the episode ended in the next state, from where on there is no reward. An episode that was only cut off
-            is not done.
+        done : whether the episode ended in the next state, from where on there is no reward. An episode that was only cut
+            off is not done.
         episode : a number or name of each row's episode, for `interval`.
         """
         self._check_parameters()
         data = checked(states, actions, rewards, next_states, next_actions, done, episode, self.n_actions)
         warn_of_never_taken(data)
+        fitted = copy.copy(self)  # so that an error leaves an earlier fit as it was
+        fitted._fit(data)
+        self.__dict__.update(vars(fitted))
+        return self
+
+    def _fit(self, data: Transitions) -> None:
         kind, p = data.kind, data.states.shape[1]
         scale = moments(np.concatenate([data.states, data.next_states]), np.ones(2 * len(data)))
         action_scale = np.zeros(kind.count), np.ones(kind.count)
@@ -160,7 +166,6 @@ class PolicyEvaluator:
         if self.method == "fqe":
             self._shift = fitted * unit - self.weights_
             self.weights_ = self.weights_ + self._shift
-        return self
 
     def _two_stages(self, features: ActionFeatures, data: Data, g: torch.Generator) -> None:
         """Algorithm 3, from the features as they are, which are those of the instruments at the start as well."""
@@ -212,8 +217,8 @@ class PolicyEvaluator:
         r: Tensor,
         data: Transitions,
     ) -> None:
-        """Both stages once more on all rows. The instruments are the value's own features here, as many as there are weights:
-        with more of them two-stage least squares leans towards least squares, which a long horizon amplifies."""
+        """Both stages once more on all rows. The instruments are the value's own features here, as many as there are
+        weights: with more of them two-stage least squares leans towards least squares, which a long horizon amplifies."""
         features.requires_grad_(False)
         psi = outputs(Difference(features, self.discount), X)
         phi = outputs(features, now)
@@ -258,8 +263,8 @@ class PolicyEvaluator:
 
     def interval(self, states: Any, actions: Any, *, level: float = 0.9) -> tuple[float, float]:
         """An interval of the mean value of these states: percentiles of a bootstrap over the episodes of the fit (over rows,
-        as if they were independent, where it had no `episode`; of more than 64, over 64 random groups). Each replicate gives every episode a random weight and solves
-        for the layer again; the features stay as they are, so the interval does not cover what they cannot represent.
+        as if they were independent, where it had no `episode`; of more than 64, over 64 random groups). Each replicate
+        gives every episode a random weight and solves for the layer again; the features stay as they are, so the interval does not cover what they cannot represent.
         That of "fqe" is the one of "lstd", moved to its value."""
         check_level(level)
         phi = self._phi(states, actions).mean(0)

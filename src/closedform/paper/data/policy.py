@@ -1,7 +1,7 @@
 """Transitions logged in three environments of bsuite, and the value of the evaluated policy there by Monte Carlo.
 
-The evaluated policy follows a rule of thumb nine times of ten and takes a random action otherwise; the logged one does so six
-times of ten. With noise p the environment replaces the action by a random one with probability p, and adds `p e` to
+The evaluated policy follows a rule of thumb nine times of ten and takes a random action otherwise; the logged one does so
+six times of ten. With noise p the environment replaces the action by a random one with probability p, and adds `p e` to
 the reward, e standard normal.
 """
 
