@@ -264,8 +264,8 @@ class PolicyEvaluator:
     def interval(self, states: Any, actions: Any, *, level: float = 0.9) -> tuple[float, float]:
         """An interval of the mean value of these states: percentiles of a bootstrap over the episodes of the fit (over rows,
         as if they were independent, where it had no `episode`; of more than 64, over 64 random groups). Each replicate
-        gives every episode a random weight and solves for the layer again; the features stay as they are, so the interval does not cover what they cannot represent.
-        That of "fqe" is the one of "lstd", moved to its value."""
+        gives every episode a random weight and solves for the layer again; the features stay as they are, so
+        the interval does not cover what they cannot represent. That of "fqe" is the one of "lstd", moved to its value."""
         check_level(level)
         phi = self._phi(states, actions).mean(0)
         groups = len(self._sums.rows)
