@@ -38,6 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/sweep_throughput.py
 	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/swap.py --quick
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .ruff_cache

@@ -3,7 +3,7 @@
     python benchmarks/dfpv.py
 
 The design is `closedform.paper.data.demand.proxies`. Errors are mean squared, of the mean outcome at ten prices from 10 to
-30. Regressions are multilayer perceptrons of scikit-learn: of the outcome on the price alone, and on the price and all proxies,
+30. Regressions are multilayer perceptrons of scikit-learn: of the outcome on the price alone, and on the price and all
 averaged over the rows' proxies (which would be right if the proxies were the confounder itself).
 """
 

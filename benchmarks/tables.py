@@ -584,6 +584,26 @@ def iv_card() -> str:
     return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
 
+def equations() -> str:
+    """Relative L2 errors on differential equations, and in brackets the seconds of one core (docs/differential.md)."""
+    ways = ("solved", "trained", "learned", "deepxde", "spectral")
+
+    def cell(result: dict | None) -> str:
+        return "" if result is None else f"{result['error']:.0e} ({result['seconds']:.0f})"
+
+    body = [[row["title"], *(cell(row[way]) for way in ways)] for row in _rows("equations")]
+    return _markdown(["", "solved", "trained", "learned", "DeepXDE", "spectral"], body)
+
+
+def equations_estimates() -> str:
+    """What `Solution` says of its error beside the error (docs/differential.md)."""
+    body = [
+        [row["title"], *(f"{row['solved'][key]:.0e}" for key in ("error", "relative_residual", "spread"))]
+        for row in _rows("equations")
+    ]
+    return _markdown(["solved", "error", "relative residual", "spread"], body)
+
+
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
@@ -592,6 +612,7 @@ if __name__ == "__main__":
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
+        equations, equations_estimates,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

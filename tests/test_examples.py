@@ -131,3 +131,11 @@ def test_fields_to_fields(capsys):
     assert errors["solved"] < 0.5 * errors["learned"]
     assert errors["solved"] < 0.15
     assert "last layer solved" in capsys.readouterr().out
+
+
+def test_a_differential_equation(capsys):
+    errors = example("poisson").main(quick=True)
+    assert errors["solved"] < 1e-6
+    assert errors["solved"] < 1e-3 * errors["learned"]
+    assert errors["trained"] < 0.5 * errors["untrained"]
+    assert "points that were not used" in capsys.readouterr().out

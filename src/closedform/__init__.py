@@ -4,7 +4,7 @@ In a loop:
 
     import closedform as cf
 
-    head = cf.ClosedFormLinear(512, 12, rule=cf.Proximal(lam=1e3))    # was nn.Linear(512, 12)
+    head = cf.ClosedFormLinear(512, 12)       # was nn.Linear(512, 12)
     for x, y in loader:
         phi = backbone(x)
         head.solve(phi, y)                    # the one new line
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .head import ClosedFormLinear, replace_last_linear
     from .refit import refit_
     from .solver import lambdas, losses
+    from .solver.auto import Auto
     from .solver.lambdas import per_sample
     from .solver.losses import CrossEntropy, GeneralizedSquared, Huber, Logistic, OneHotSquared, Squared
     from .solver.rules import Ema, Kalman, Proximal, Ridge
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Auto",
     "ClosedFormConv1x1",
     "ClosedFormLinear",
     "CrossEntropy",
@@ -69,6 +71,7 @@ _NAMES = {
     "diagnosis.diagnose": ("Diagnosis", "Diagnostics", "diagnose", "diagnose_batch"),
     "head": ("ClosedFormLinear", "replace_last_linear"),
     "refit": ("refit_",),
+    "solver.auto": ("Auto",),
     "solver.lambdas": ("per_sample",),
     "solver.losses": ("CrossEntropy", "GeneralizedSquared", "Huber", "Logistic", "OneHotSquared", "Squared"),
     "solver.rules": ("Ema", "Kalman", "Proximal", "Ridge"),

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from . import distributed
 from .solver import guard, route
+from .solver.auto import Auto, MemoryChoice
 from .solver.losses import Loss, Squared
-from .solver.rules import Kalman, Proximal, Rule, Source
+from .solver.rules import Kalman, Rule, Source
 from .solver.statistics import Statistics
 from .solver.systems import Batch, check_batch, extend
 from .state import CastLinear, StoredLinear
@@ -33,8 +34,8 @@ class ClosedFormLinear(StoredLinear):
     optimizers, weight decay and clipping leave them alone. The state_dict holds the rule's memory as well; it loads into
     an `nn.Linear` with `strict=False`, and an `nn.Linear`'s loads into this (the memory is then fresh).
 
-    rule: what is remembered of earlier batches: `Ridge`, `Proximal` (the default, with `lam="auto"`), `Ema`, `Kalman`.
-        Their lambda and beta are in sum units: not divided by the batch size.
+    rule: what is remembered of earlier batches: `Auto` (the default: several memories, of which the best predictor is the
+        layer), `Ridge`, `Proximal`, `Ema`, `Kalman`. Their lambda and beta are in sum units: not divided by the batch size.
     loss: what is minimised: `Squared` (the default), `OneHotSquared`, `GeneralizedSquared`, `CrossEntropy`, `Logistic`,
         `Huber`, or one of your own (see `closedform.losses`). The losses of classes take integer labels. lambda and beta
         stand beside the loss as it is written there, summed over the batch.
@@ -65,7 +66,7 @@ class ClosedFormLinear(StoredLinear):
         if not isinstance(self.loss, Loss):
             raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
         self.loss.check()
-        super().__init__(in_features, out_features, bias, Proximal() if rule is None else rule, init, device, dtype)
+        super().__init__(in_features, out_features, bias, Auto() if rule is None else rule, init, device, dtype)
         self._group = distributed.Shared(process_group)
         self._observed: tuple[Tensor, Tensor | None] | None = None
         self._waiting: list[Batch] = []
@@ -250,13 +251,13 @@ class ClosedFormLinear(StoredLinear):
 
     @torch.no_grad()
     def variance(self, phi: Tensor) -> Tensor:
-        """Predictive variance of every output, `sigma^2 (1 + phi^T P phi)`, for the `Kalman` rule.
+        """Predictive variance of every output, `sigma^2 (1 + phi^T P phi)`, for the rules `Auto` and `Kalman`.
 
         `sigma^2` is estimated for each output from the innovations: how far each batch lay from its prediction before it
         was absorbed.
         """
-        if not isinstance(self.rule, Kalman):
-            raise ValueError(f"variance needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
+        if not isinstance(self.rule, (Auto, Kalman)):
+            raise ValueError(f"variance needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}")
         if not isinstance(self.loss, Squared):
             raise ValueError(f"variance is that of the squared loss's targets; this head has {self.loss}")
         if phi.shape[-1] != self.in_features:
@@ -267,6 +268,14 @@ class ClosedFormLinear(StoredLinear):
             X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
             variance = self.rule.variance(X, self._memory())
         return variance.reshape(*phi.shape[:-1], self.out_features).to(phi.dtype)
+
+    @property
+    def memory_(self) -> MemoryChoice:
+        """Which memories the rule `Auto` has chosen, now and in the last steps: how long the layer remembers. A look at it
+        waits for the device."""
+        if not isinstance(self.rule, Auto):
+            raise ValueError(f"memory_ is what the rule Auto has chosen; this head has {self.rule}")
+        return self.rule.choice(self.features, self._memory(), self.step)
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:

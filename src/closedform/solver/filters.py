@@ -6,10 +6,10 @@ The matrix is the inverse covariance A (information) or the covariance P, for al
     covariance   P <- P / gamma + q I,  then the rows of X and leak  gain  P X^T (X P X^T + I)^-1
 
 **The leak.** Forgetting inflates the variance of directions that no batch shows (dead units, features of low rank) without
-end, until rounding errors count as data. So a trace of precision is given back to the diagonal, to 32 features a step in
-turn, which costs no more than a small batch: to the features `i = 32 t, ..., 32 t + 31` modulo D in step t > 0,
+end, until rounding errors count as data. So a trace of precision is given back to the diagonal, to 8 features a step in
+turn, which costs no more than a few rows: to the features `i = 8 t, ..., 8 t + 7` modulo D in step t > 0,
 
-    leak_i = D / 32 * max(1e-8 (1 - gamma) prior_i, 1e-11 (X^T X)_ii)         (D / min(D, 32) for few features)
+    leak_i = D / 8 * max(1e-8 (1 - gamma) prior_i, 1e-11 (X^T X)_ii)         (D / min(D, 8) for few features)
 
 In the long run no direction has less than 1e-8 of the prior's precision, nor less than 1e-11 of what the data say of single
 features, which is as far as float64 can tell them apart. Beside the formula without it that makes a difference of about
@@ -31,7 +31,7 @@ from .systems import ClassRows, Moments, Rows, System, rows_of
 
 LEAK = 1e-8  # of the prior's precision, never forgotten
 TOLD_APART = 1e-11  # of the data's precision: less cannot be told from rounding
-LEAKING = 32  # features a step, in turn
+LEAKING = 8  # features a step, in turn
 
 
 class Absorbed(NamedTuple):
@@ -49,19 +49,27 @@ def absorb(
     gamma: float | Tensor,
     drift: float,
     step: Tensor,
+    held: Tensor | None = None,
+    later: bool = False,
 ) -> Absorbed:
-    """Predict and take in a batch. Before the first one `matrix` is zero, and the prior stands in for it."""
+    """Predict and take in a batch. Before the first one `matrix` is zero, and the prior stands in for it.
+
+    held: precision that every step adds to the features, `(..., D)`, in the information form alone.
+    later: whether it is known beforehand that this is not the first batch."""
     first = step == 0
     leak = _leak(prior, gamma, system, step)
     if form == "information":
         A = _predicted_information(matrix, gamma, drift)
-        absorbed = _information(A, torch.where(first, prior, leak.on_diagonal(prior)), system)
+        added = leak.on_diagonal(prior)
+        added = added if held is None else added + held
+        absorbed = _information(A, added if later else torch.where(first, prior, added), system)
     else:
         start = 1 / torch.maximum(prior, leak.floor)
         P = matrix / _beside(gamma, matrix)
         P.diagonal(dim1=-2, dim2=-1).add_(torch.where(first, start, torch.full_like(start, drift)))
         absorbed = _covariance(P, leak, system)
-    if route.may_branch(step) and not isinstance(system, ClassRows) and bool(first):
+    alike = system.diagonal().ndim == prior.ndim  # not where several filters share the features of one model
+    if alike and not later and route.may_branch(step) and not isinstance(system, ClassRows) and bool(first):
         # the first step is a proximal one, and has that one's ways with ill-conditioned systems
         return Absorbed(absorbed.matrix, linalg.factor(system, prior))
     return absorbed

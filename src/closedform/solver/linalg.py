@@ -56,6 +56,24 @@ def factor(system: System, lam: float | Tensor) -> Factor:
     return _dual(system, lam) if isinstance(system, Rows) else _primal(system, lam)
 
 
+def path(system: System, units: Tensor, ratios: Tensor) -> Factor:
+    """The solves for several lambdas `ratios (K,) * units (D,)` of features that they share: one Gram product for all, and
+    residuals of their own, `(K, n, o)`."""
+    scale = units.rsqrt()
+    inner = system.scaled(scale)
+    K = gram_lower(inner.wide) if isinstance(inner, Rows) else inner.G
+    solve = shifted_(K.expand(len(ratios), *K.shape).clone(), ratios)
+
+    def solved(other: System) -> Solution:
+        if isinstance(inner, Rows):
+            A, ok = solve(rows_of(other).E)
+            return Solution((A.mT @ inner.X) * scale, ok)
+        dW, ok = solve(scale[:, None] * other.C)
+        return Solution(dW.mT * scale, ok)
+
+    return solved
+
+
 def _by_feature(system: System, lam: float | Tensor) -> bool:
     models = system.X.ndim - 2 if isinstance(system, Rows) else system.G.ndim - 2
     return isinstance(lam, Tensor) and lam.ndim == models + 1
@@ -154,12 +172,19 @@ def factor_shifted_(K: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_(K: Tensor, lam: float | Tensor) -> Callable[[Tensor], Shift]:
-    """The function from B to `(K + lam I)^-1 B`; K is overwritten. A stack of models on CUDA is eliminated, not factored."""
-    if K.ndim > 2 and K.device.type == "cuda":
+    """The function from B to `(K + lam I)^-1 B`; K is overwritten."""
+    if route.eliminated(K):
         system = shift_(K, lam)
-        return lambda B: elimination.eliminate(system, B)
+        return lambda B: elimination.eliminate(system, B) if system.ndim > 2 else _one_eliminated(system, B)
     L, ok = factor_shifted_(K, lam)
     return lambda B: (cholesky_solve(B, L), ok)
+
+
+def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
+    if B.requires_grad:
+        return torch.linalg.solve(K, B), torch.ones((), dtype=torch.bool, device=K.device)
+    X, ok = elimination.eliminate(K[None], B[None])
+    return X[0], ok[0]
 
 
 def _yes(like: Tensor) -> Tensor:

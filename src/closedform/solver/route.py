@@ -8,6 +8,7 @@
     a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
+    a factor or an elimination?      on CUDA an elimination, of stacks and of up to 160 rows         eliminated
     how many rows at a time?         as many as fit a block of memory                                piece
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
                                      features
@@ -31,6 +32,8 @@ CHUNK = 8192  # rows of one model upcast at a time on the way to moments
 _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
+ELIMINATED = 160  # rows of one system up to which CUDA's own factor is the slower
+MANY_FEATURES = 1024  # above, `Auto` keeps no matrix for each of its memories
 
 Form = Literal["information", "covariance"]
 
@@ -62,8 +65,17 @@ def ill_conditioned(diagonal: Tensor, lam: float | Tensor) -> Tensor:
 
 
 def filter_form(features: int) -> Form:
-    """What a Kalman filter keeps: the inverse of its covariance, or the covariance, where an update by few rows is cheap."""
+    """What a Kalman filter keeps: the inverse of its covariance, or the covariance, where an update by few rows is cheap.
+
+    The same on every device, since a saved memory must load on another one."""
     return "information" if features <= INFORMATION else "covariance"
+
+
+def eliminated(K: Tensor) -> bool:
+    """Whether `K (..., m, m)` is eliminated block by block instead of factored by the library."""
+    if K.device.type != "cuda" or K.requires_grad or torch.compiler.is_compiling():
+        return False
+    return K.ndim > 2 or K.shape[-1] <= ELIMINATED
 
 
 def piece(models: int, features: int, device: torch.device) -> int:

@@ -31,9 +31,16 @@ class Source(Protocol):
     @property
     def inner_steps(self) -> int: ...
 
+    @property
+    def squared(self) -> bool: ...
+
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...
 
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System: ...
+
+    def errors(self, W: Tensor, system: System) -> Tensor:
+        """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
+        ...
 
 
 class Step(NamedTuple):
@@ -273,12 +280,16 @@ class Kalman(Rule):
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         form = self._form(W.shape[-1])
         system = batch.system(W)
+        if form == "information" and not isinstance(system, ClassRows):
+            system = system.moments()
         gamma = self.forget(step) if callable(self.forget) else self.forget
         if route.may_branch(step) and not (isinstance(gamma, Tensor) and gamma.ndim):
             lambdas.check_forget(gamma)
-        lam = _value(self.lam, memory, system, step, "lambda")
-        prior = torch.where(step == 0, lam, memory["prior"])
-        state = filters.absorb(form, memory[form], system, prior, gamma, self.drift, step)
+        later = getattr(batch, "later", False)
+        prior = memory["prior"]
+        if not later:
+            prior = torch.where(step == 0, _value(self.lam, memory, system, step, "lambda"), prior)
+        state = filters.absorb(form, memory[form], system, prior, gamma, self.drift, step, later=later)
         solution = state.solve(system)
         noise = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:

@@ -78,17 +78,22 @@ class Statistics:
         return self
 
     inner_steps = 1  # the squared loss is its own bound
+    squared = True
 
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
         return system
+
+    def errors(self, W: Tensor, system: System) -> Tensor:
+        """The mean squared errors of several layers, `(K,)`."""
+        return system.ee.mean(-1) / system.n
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:
         """The moments of the residuals against the layer `W`: `X^T (Y - X W^T)`."""
         m = self.moments
         if W is None:
             return m
-        C = m.C - m.G @ W.T
-        return Moments(m.G, C, m.ee - (W.T * (m.C + C)).sum(0), m.n, self.bias)
+        C = m.C - m.G @ W.mT
+        return Moments(m.G, C, m.ee - (W.mT * (m.C + C)).sum(-2), m.n, self.bias)
 
     def solve(self, beta: lambdas.Lambda | lambdas.per_sample) -> Tensor:
         """The ridge solution `W (o, D)`, the bias in its last column; beta in sum units. `head.set_weights_` takes it."""

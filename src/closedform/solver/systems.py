@@ -83,16 +83,16 @@ class ClassRows(Rows):
     @property
     def weighted(self) -> Tensor:
         """The residuals times their weights."""
-        own = self.label[:, None]
-        return self.E.scatter_add(1, own, (self.k - 1) * self.E.gather(1, own))
+        own = self.label[:, None].expand(*self.E.shape[:-1], 1)
+        return self.E.scatter_add(-1, own, (self.k - 1) * self.E.gather(-1, own))
 
     @property
     def C(self) -> Tensor:
-        return self.X.T @ self.weighted
+        return self.X.mT @ self.weighted
 
     @property
     def ee(self) -> Tensor:
-        return (self.E * self.weighted).sum(0)
+        return (self.E * self.weighted).sum(-2)
 
 
 @dataclass
@@ -167,6 +167,7 @@ class Batch:
     sizes: the rows on every rank where the batch is spread over `group`.
     residual: what the layer as it is leaves over, `y - phi W^T`, where the caller has it already.
     exact: whether the layer asks for all of float64's digits; see `route.precision`.
+    later: whether it is known beforehand that this is not the first batch, so that nothing has to be set up.
     """
 
     phi: Tensor
@@ -178,6 +179,7 @@ class Batch:
     sizes: list[int] | None = None
     residual: Tensor | None = None
     exact: bool = True
+    later: bool = False
     _gathered: Batch | None = None
 
     @property
@@ -213,6 +215,29 @@ class Batch:
             C = distributed.add_up(C, self.group)
         rows = None if system.rows is None else lambda: self._rows(W, 0, self.phi.shape[-2], W_k, system.dtype)
         return replace(system, C=C, rows=rows)
+
+    @property
+    def squared(self) -> bool:
+        """Whether the loss is solved exactly, not through a quadratic bound."""
+        return isinstance(self.loss, (Squared, GeneralizedSquared))
+
+    def errors(self, W: Tensor, system: System) -> Tensor:
+        """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
+        if self.squared:
+            return system.ee.mean(-1) / system.n
+        whole = self._all if isinstance(system, Rows) else self
+        total = sum(whole._loss(W, low, high) for low, high in whole._bounds())
+        assert isinstance(total, Tensor)
+        if self.sizes is not None and whole is self:
+            total = distributed.add_up(total, self.group)
+        return total / system.n
+
+    def _loss(self, W: Tensor, low: int, high: int) -> Tensor:
+        X = extend(self.phi[low:high], self.bias)[:, : self.features]
+        z = X @ W.to(X.dtype).mT
+        value = self.loss.value(z, self.y[low:high].to(X.dtype).expand_as(z)).to(X.dtype)
+        value = value.mean(-1) if value.ndim == z.ndim else value  # one a sample, or one an output
+        return (value if self.weight is None else value * self.weight[low:high].to(X.dtype)).sum(-1)
 
     @property
     def _by_rows(self) -> bool:
@@ -263,14 +288,15 @@ class Batch:
         t = self.loss.working_target(torch.zeros_like(y) if z_k is None else z_k, y)
         return t if z is None else t - z
 
-    def _pieces(self, W: Tensor | None, dtype: torch.dtype, W_k: Tensor | None = None) -> Iterator[Rows]:
+    def _bounds(self) -> list[tuple[int, int]]:
+        """The rows that are upcast together."""
         n = self.phi.shape[-2]
-        # compiled, a loop over pieces would be unrolled for every new n
-        if torch.compiler.is_compiling():
-            pieces = [(0, n)]
-        else:
-            pieces = [(low, min(low + self._piece, n)) for low in range(0, max(n, 1), self._piece)]
-        for low, high in pieces:
+        if torch.compiler.is_compiling():  # a loop over pieces would be unrolled for every new n
+            return [(0, n)]
+        return [(low, min(low + self._piece, n)) for low in range(0, max(n, 1), self._piece)]
+
+    def _pieces(self, W: Tensor | None, dtype: torch.dtype, W_k: Tensor | None = None) -> Iterator[Rows]:
+        for low, high in self._bounds():
             yield self._rows(W, low, high, W_k, dtype)
 
     def moments(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:

@@ -25,6 +25,7 @@ class Heads:
             (), dtype=torch.long, device=W.device
         )  # of one layer the accepted solves, else all of them
         self.rejected = torch.zeros(lead, dtype=torch.long, device=W.device)
+        self._later = False
 
     @torch.no_grad()
     def solve(self, phi: Tensor, y: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> None:
@@ -32,7 +33,7 @@ class Heads:
         keeps its layer and its memory.
 
         residual: `y - phi W^T`, where the caller has it already."""
-        batch = Batch(phi, y, weight, self.bias, residual=residual, exact=self.exact)
+        batch = Batch(phi, y, weight, self.bias, residual=residual, exact=self.exact, later=self._later)
         new = self.rule.update(
             self.W.to(route.precision(self.W.device)) if self.exact else self.W, batch, self.memory, self.step
         )
@@ -42,6 +43,11 @@ class Heads:
             self.memory[name].copy_(guard.chosen(take, tensor, self.memory[name]))
         self.step += 1 if take.ndim else take
         self.rejected += ~take
+        self._later = take.ndim > 0  # of one layer the first solve may have been rejected
+
+    def restored(self) -> None:
+        """To be called after the state was written."""
+        self._later = self.rejected.ndim > 0 and int(self.step) > 0
 
     def state(self) -> dict[str, Tensor]:
         """What training changes beside the layers."""

@@ -338,6 +338,8 @@ class Stack:
     def restore(self, state: dict[str, Tensor]) -> None:
         self.t = take_back(self.state(), state)
         self._t.fill_(self.t)
+        for heads in self._groups.values():
+            heads.restored()
 
     @torch.no_grad()
     def keep(self, candidates: Sequence[int]) -> None:
@@ -365,6 +367,8 @@ class Stack:
         for name, tensor in self.state().items():
             if name.startswith(("optimizer", *groups)):
                 tensor.copy_(rows(name, state[name]) if state[name].ndim else state[name])
+        for heads in self._groups.values():
+            heads.restored()
 
 
 @torch.no_grad()

@@ -220,6 +220,8 @@ class Networks:
             raise ValueError(f"this state is of other networks: {', '.join(sorted(wrong)[:3])} do not agree")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        if self._heads is not None:
+            self._heads.restored()
 
     def forget_optimizer(self) -> None:
         """Start a new schedule from the present weights."""

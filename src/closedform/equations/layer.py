@@ -1,0 +1,55 @@
+"""The solved layer: least squares on rows whose condition number is mostly past what float64 can square."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..solver import linalg, route
+from ..solver.systems import Rows
+
+# relative to the largest squared singular value's bound, the trace; 0 is the minimum-norm solution
+BETAS = (0.0, 1e-28, 1e-26, 1e-24, 1e-22, 1e-20, 1e-18, 1e-16, 1e-14, 1e-12)
+
+
+def compressed(A: Tensor, b: Tensor) -> Rows:
+    """As many rows as there are columns, with the same least-squares solutions: `A = QR`, and the rows are `R` and `Q^T b`.
+    An orthogonal change of rows keeps the condition number, which `A^T A` would square."""
+    m = A.shape[1]
+    R = torch.linalg.qr(torch.cat([A, b], 1), mode="r").R
+    return Rows(R[:m, :m].contiguous(), R[:m, m:].contiguous())
+
+
+def solved(rows: Rows, beta: float) -> Tensor:
+    """The weights `(m,)` of smallest `|E - X w|^2 + beta trace(X^T X) |w|^2`, by singular values.
+
+    Where no look at the numbers is free the library's `ridge` would take a factor. So there the penalty becomes rows, whose
+    minimum-norm solution is the same and always goes by singular values.
+    """
+    X, E = rows.X, rows.E
+    lam = beta * float(X.square().sum())
+    if lam > 0 and not route.may_branch(X):
+        penalty = lam**0.5 * torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
+        rows, lam = Rows(torch.cat([X, penalty]), torch.cat([E, torch.zeros_like(E)])), 0.0
+    return linalg.ridge(rows, lam).update[0]
+
+
+class Choice(NamedTuple):
+    weights: Tensor
+    beta: float
+    loss: float
+
+
+def chosen(rows: Rows, judge: Callable[[Tensor], float], betas: tuple[float, ...] = BETAS) -> Choice:
+    """The weights of the beta whose loss on other points is least; of two that are equal, the larger beta's."""
+    best = None
+    for beta in betas:
+        weights = solved(rows, beta)
+        loss = judge(weights)
+        if best is None or loss <= best.loss or not best.loss < float("inf"):
+            best = Choice(weights, beta, loss)
+    assert best is not None
+    return best

@@ -1,0 +1,52 @@
+"""Long times, slab by slab: each slab of time is a problem of its own, and starts where the one before has ended.
+
+A network that has to follow a whole history needs features for all of it. A slab needs them for a part, and the solve costs
+the cube of their number, so ten slabs of 100 features cost a hundredth of one of 1,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .problem import Problem
+from .solution import Solution
+from .solving import solve
+
+Build = Callable[[float, float, "Callable[[Tensor], Tensor] | None"], "tuple[Problem, nn.Module]"]
+
+
+@dataclass
+class March:
+    """The solutions of all slabs. Called with points, whose last coordinate is the time, it asks the slab of each."""
+
+    times: Sequence[float]
+    slabs: list[Solution]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        edges = torch.tensor(self.times[1:-1], dtype=torch.float64)
+        slab = torch.bucketize(x[:, -1].contiguous().double(), edges)
+        out = x.new_empty(len(x), len(self.slabs[0].weights), dtype=torch.float64)
+        for k in slab.unique().tolist():
+            out[slab == k] = self.slabs[k](x[slab == k])
+        return out
+
+
+def march(times: Sequence[float], build: Build, **options) -> March:
+    """Solve one slab after the other.
+
+    times: the edges of the slabs, from the first time to the last.
+    build: `(begin, end, before) -> (problem, backbone)` of the slab between two times. `before` is the solution of the slab
+        before, whose values at `begin` are the initial condition; None in the first slab.
+    options: those of `solve`, for every slab.
+    """
+    if len(times) < 2 or not all(a < b for a, b in zip(times, times[1:])):
+        raise ValueError(f"the edges of slabs are two or more times that increase, and these are {list(times)}")
+    slabs: list[Solution] = []
+    for begin, end in zip(times, times[1:]):
+        problem, backbone = build(begin, end, slabs[-1] if slabs else None)
+        slabs.append(solve(problem, backbone, **options))
+    return March(times, slabs)

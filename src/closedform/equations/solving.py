@@ -1,0 +1,289 @@
+"""Solve a problem: the last layer in closed form at every step, the backbone by gradient steps on what is left.
+
+At the minimum over the layer the gradient in the backbone is the same whether or not the layer follows (the envelope
+theorem), so a step is: features and derivatives at fresh points, one least-squares solve, one backward with the layer fixed.
+The end is a solve on many points, with the ridge penalty that does best on points of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..files import CheckpointError, load_checkpoint, save_checkpoint
+from ..solver.systems import Rows
+from ..stack.loop import Stop
+from . import system
+from .fitting import Fit, fit_layer
+from .layer import chosen, compressed, solved
+from .problem import Batch, Problem
+from .solution import Solution
+
+TRAINING_BETA = 1e-14  # relative: singular values below 1e-7 of the largest are damped, and the gradient is less noisy
+FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 40  # before the first step of the backbone, and in the last solve
+LAST = 500_000  # the seeds of the last solve's points, apart from those of the steps
+Progress = Callable[[int, int, float], None]
+
+
+def solve(
+    problem: Problem,
+    backbone: nn.Module,
+    *,
+    steps: int = 300,
+    points: int = 1024,
+    final_points: int | None = None,
+    lr: float = 2e-2,
+    seed: int = 0,
+    start: Callable[[Tensor], Tensor] | None = None,
+    progress: Progress | None = None,
+    checkpoint: str | Path | None = None,
+    every_s: float = 60.0,
+) -> Solution:
+    """Train the backbone in place for `steps` steps, then solve once on many points.
+
+    steps: of Adam, whose rate falls from `lr` along a cosine. 0 is a solve alone, on the features as they are.
+    points: for a step, of each condition that has a sampler (times its share).
+    final_points: for the last solve; where None four for each weight, and at least `points`.
+    start: a first guess of a nonlinear problem's functions, `(n, D) -> (n, unknowns)`; zero where None. It matters where
+        there are several solutions, or where Newton's method stops at none.
+    progress: called after each step with the step, the number of steps, and the loss.
+    checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
+        and ends with the same numbers. It is removed at the end.
+    """
+    if steps < 0 or points < 1 or not lr > 0:
+        raise ValueError(f"steps >= 0, points >= 1 and lr > 0 are expected, and these are {steps}, {points} and {lr}")
+    _check(problem, backbone)
+    file = None if checkpoint is None else Path(checkpoint)
+    trained = _train(problem, backbone, steps, points, lr, seed, start, progress, file, every_s)
+    begin = time.perf_counter() - trained.seconds
+    solution = _finish(problem, backbone, trained, points, final_points, seed, start)
+    solution.seconds = time.perf_counter() - begin
+    if file is not None:
+        file.unlink(missing_ok=True)
+    return solution
+
+
+def _check(problem: Problem, backbone: nn.Module) -> None:
+    tensors = list(backbone.parameters())
+    if any(tensor.dtype != torch.float64 for tensor in tensors):
+        raise ValueError(f"the backbone has {tensors[0].dtype} parameters, and equations need backbone.double()")
+    device = tensors[0].device if tensors else torch.device("cpu")
+    try:
+        phi = backbone(torch.zeros(2, problem.dimension, dtype=torch.float64, device=device))
+    except RuntimeError as wrong:
+        raise ValueError(f"the backbone does not take points of dimension {problem.dimension}: {wrong}") from wrong
+    if phi.ndim != 2 or len(phi) != 2:
+        raise ValueError(f"the backbone makes {tuple(phi.shape)} of 2 points, and (2, features) is expected")
+
+
+# ---- Training ----------------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """A function that has been solved for. A nonlinear problem is linearised around it, at whatever points: the weights
+    alone would mean another function once the backbone has taken a step."""
+
+    backbone: nn.Module
+    weights: Tensor
+
+    @torch.no_grad()
+    def at(self, problem: Problem, batches: list[Batch]) -> system.Around:
+        return system.functions(problem, system.fields(problem, self.backbone, batches), batches, self.weights)
+
+
+class Trained(NamedTuple):
+    """What training leaves besides the backbone."""
+
+    known: Known | None
+    losses: list[float]
+    seconds: float
+
+
+def _train(
+    problem: Problem,
+    backbone: nn.Module,
+    steps: int,
+    points: int,
+    lr: float,
+    seed: int,
+    guess: Callable[[Tensor], Tensor] | None,
+    progress: Progress | None,
+    checkpoint: Path | None,
+    every_s: float,
+) -> Trained:
+    trained = Trained(None, [], 0.0)
+    if steps == 0:
+        return trained
+    optimizer = torch.optim.Adam(backbone.parameters(), lr=lr)
+    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
+    if checkpoint is not None and checkpoint.is_file():
+        trained = _resume(checkpoint, backbone, optimizer, name)
+    known, losses = trained.known, trained.losses
+    begin = time.perf_counter() - trained.seconds
+    saved = time.perf_counter()
+    with Stop() as stop:
+        for step in range(len(losses), steps):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            batches = _draw(problem, backbone, points, _generator(seed, step))
+            known, loss = _step(problem, backbone, optimizer, batches, known, guess)
+            losses.append(loss)
+            if progress is not None:
+                progress(step + 1, steps, loss)
+            if checkpoint is not None and (stop.asked or time.perf_counter() - saved > every_s):
+                _save(checkpoint, backbone, optimizer, name, Trained(known, losses, time.perf_counter() - begin))
+                saved = time.perf_counter()
+            if stop.asked:
+                raise KeyboardInterrupt
+    return Trained(known, losses, time.perf_counter() - begin)
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    """The points of a step depend on the seed and the step alone, so that a run can go on from any step."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[Batch]:
+    """Points where the backbone is. They are drawn on the CPU: so they are the same on every machine."""
+    device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
+    return [batch.to(device) for batch in problem.draw(n, generator)]
+
+
+def _start(
+    problem: Problem, batches: list[Batch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
+) -> system.Around | None:
+    """Where Newton's method starts from."""
+    if problem.linear or (known is None and guess is None):
+        return None
+    if known is not None:
+        return known.at(problem, batches)
+    assert guess is not None
+    return [problem.guessed_fields(at, guess, batch) for at, batch in enumerate(batches)]
+
+
+def _step(
+    problem: Problem,
+    backbone: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Batch],
+    known: Known | None,
+    guess: Callable[[Tensor], Tensor] | None,
+) -> tuple[Known | None, float]:
+    at_points = system.fields(problem, backbone, batches)
+    with torch.no_grad():
+        start = _start(problem, batches, known, guess)
+        most = FIRST_NEWTON_STEPS if known is None else 1
+        fit = fit_layer(problem, at_points, batches, start, lambda rows, scales: solved(rows, TRAINING_BETA), most)
+    loss = system.loss(problem, at_points, batches, fit.weights, fit.scales)
+    if not problem.linear:
+        known = Known(copy.deepcopy(backbone), fit.weights)
+    value = float(loss.detach())
+    if 0 < value < float("inf"):  # nothing is left to improve, or no direction is known
+        optimizer.zero_grad()
+        loss.log().backward()  # of its logarithm: the loss may be 1e-20, and the epsilon of Adam is absolute
+        optimizer.step()
+    return known, value
+
+
+# ---- The last solve ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _finish(
+    problem: Problem,
+    backbone: nn.Module,
+    trained: Trained,
+    points: int,
+    final_points: int | None,
+    seed: int,
+    guess: Callable[[Tensor], Tensor] | None,
+) -> Solution:
+    """Solve on many points, choose beta on others, and measure on a third set."""
+    draws = [_generator(seed, LAST + k) for k in range(3)]
+    width = problem.width(problem.features(backbone, 0, _draw(problem, backbone, 1, draws[2])[0]))
+    n = max(points, 4 * width) if final_points is None else final_points
+    batches, other, fresh = (_draw(problem, backbone, count, draw) for count, draw in zip((n, n // 2, n // 2), draws))
+    at_points, at_other, at_fresh = (system.fields(problem, backbone, part) for part in (batches, other, fresh))
+    beta = 0.0
+
+    def pick(rows: Rows, scales: list[float]) -> Tensor:
+        nonlocal beta
+        choice = chosen(rows, lambda weights: float(system.loss(problem, at_other, other, weights, scales)))
+        beta = choice.beta
+        return choice.weights
+
+    start = _start(problem, batches, trained.known, guess)
+    if not problem.linear:  # to the end with one penalty, or the steps would follow its choice and not the equation
+        fit = fit_layer(problem, at_points, batches, start, lambda rows, scales: solved(rows, 0.0), NEWTON_STEPS)
+        start = system.functions(problem, at_points, batches, fit.weights)
+    fit = fit_layer(problem, at_points, batches, start, pick, 1)
+    left = system.loss(problem, at_fresh, fresh, fit.weights, fit.scales)
+    functions, d = len(problem.unknowns), at_fresh[0].value.shape[1]
+    numbers = fit.weights[functions * d :].tolist()
+    return Solution(
+        problem,
+        backbone,
+        fit.weights[: functions * d].reshape(functions, d),
+        dict(zip(problem.coefficients, numbers)),
+        {
+            condition.name: float(problem.residual(at, u, fit.weights, batch).square().mean().sqrt())
+            for at, (condition, u, batch) in enumerate(zip(problem.conditions, at_fresh, fresh))
+        },
+        {
+            condition.name: condition.weight / (scale * math.sqrt(count))
+            for condition, scale, count in zip(problem.conditions, fit.scales, fit.counts)
+        },
+        math.sqrt(float(left) / max(float(system.target_size(problem, at_fresh, fresh, fit.scales)), 1e-300)),
+        _spread(problem, fit, beta, at_fresh[0].value),
+        beta,
+        sum(fit.counts),
+        trained.losses,
+        0.0,
+    )
+
+
+def _spread(problem: Problem, fit: Fit, beta: float, phi: Tensor) -> float:
+    """How far the solution moves when every eighth feature is left out."""
+    functions, d = len(problem.unknowns), phi.shape[1]
+    column = torch.arange(len(fit.weights))
+    kept = (column >= functions * d) | (column % d % 8 != 7) | (column % d == d - 1)
+    part = torch.zeros_like(fit.weights)
+    part[kept] = solved(compressed(fit.rows.X[:, kept], fit.rows.E), beta)
+    u, v = (phi @ weights[: functions * d].reshape(functions, d).T for weights in (fit.weights, part))
+    return float((u - v).norm() / u.norm().clamp(min=1e-300))
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------------
+
+
+def _save(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str, trained: Trained) -> None:
+    known = trained.known
+    body = {
+        "backbone": backbone.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "known": None if known is None else {"backbone": known.backbone.state_dict(), "weights": known.weights},
+        "losses": trained.losses,
+        "seconds": trained.seconds,
+    }
+    save_checkpoint(path, name, body)
+
+
+def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Trained:
+    body = load_checkpoint(path, name, next(backbone.parameters()).device)
+    try:
+        known = None
+        if body["known"] is not None:
+            known = Known(copy.deepcopy(backbone), body["known"]["weights"])
+            known.backbone.load_state_dict(body["known"]["backbone"])
+        backbone.load_state_dict(body["backbone"])
+        optimizer.load_state_dict(body["optimizer"])
+        return Trained(known, body["losses"], body["seconds"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as wrong:  # the last where a backbone has other layers
+        raise CheckpointError(path, wrong) from wrong

@@ -1,0 +1,215 @@
+"""The default rule: several memories side by side; those that predict best are the layer.
+
+What the right memory is depends on how fast the features move, how noisy the targets are and how many rows a batch has for
+its features: from none to ten thousand batches. Nobody should tune it. So several filters with different forgetting run on
+the same batches, and before each one absorbs a batch, it predicts it: an honest error, for it has not seen it. With a
+discounted sum of these errors, s_k, filter k has the weight
+
+    w_k ~ (s_k / min_j s_j)^-64
+
+in the layer: in effect the best one, and a mean of those that are within a few per cent of it. Up to 1,024 features the
+memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also held by a share of the
+features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With more features they are
+proximal steps with lambdas of different size, relative to the features, which share one Gram product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import class_systems, filters, guard, lambdas, linalg, route
+from .linalg import Solution
+from .rules import Memory, Rule, Source, Step, majorise
+from .systems import ClassRows, System
+
+SHARPNESS = 64.0
+SHORTEST_BOUNDED = 0.99  # forgetting, for losses other than the squared one
+KEPT = 256  # steps of which the weights are remembered
+
+
+class MemoryChoice(NamedTuple):
+    """What `Auto` has chosen, see `ClosedFormLinear.memory_`. Every tensor has one value a memory."""
+
+    forget: Tensor  # the forgetting factor; for proximal memories 1 - 1 / (1 + ratio), which is about theirs
+    weight: Tensor  # in the present layer
+    share: Tensor  # its mean weight over all steps
+    error: Tensor  # discounted mean error of its predictions
+    history: Tensor  # weights of the last steps (at most 256), the latest last
+
+    @property
+    def length(self) -> float:
+        """Over how many batches the layer remembers: 1 / (1 - forget), a geometric mean by weight."""
+        return float(torch.exp((self.weight * -torch.log1p(-self.forget)).sum()))
+
+
+@dataclass(frozen=True)
+class Auto(Rule):
+    """Several memories, chosen online by how well they predict each batch before they see it. Nothing needs tuning.
+
+    forget, hold: of the memories, see `closedform.solver.auto`.
+    ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more than 1,024 features.
+    discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
+    """
+
+    forget: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99)
+    hold: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
+    ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
+    discount: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not len(self.forget) == len(self.hold) == len(self.ratios) > 0:
+            raise ValueError(
+                "forget, hold and ratios have one value a memory, "
+                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)} of them"
+            )
+        for gamma in self.forget:
+            lambdas.check_forget(gamma)
+        if any(not 0 <= value < float("inf") for value in self.hold):
+            raise ValueError(f"hold must be zero or positive and finite, got {self.hold}")
+        for ratio in self.ratios:
+            lambdas.check(ratio, "a ratio")
+        if not 0 <= self.discount < 1:
+            raise ValueError(f"discount must be in [0, 1), got {self.discount}")
+
+    def filtered(self, features: int) -> bool:
+        """Whether the memories are filters, with a matrix each."""
+        return features <= route.MANY_FEATURES
+
+    def memory(
+        self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
+    ) -> Memory:
+        if models is not None:
+            raise ValueError("a stack of models takes Ridge, Proximal, Ema and Kalman, got Auto")
+        kind = {"device": device, "dtype": route.precision(torch.device(device or "cpu"))}
+        K = len(self.forget) if self.filtered(features) else len(self.ratios)
+        memory = {
+            "layers": torch.zeros(K, outputs, features, **kind),
+            "layer": torch.zeros(outputs, features, **kind),
+            "errors": torch.zeros(K, **kind),
+            "weights": torch.full((K,), 1 / K, **kind),
+            "shares": torch.zeros(K, **kind),
+            "history": torch.zeros(KEPT, K, **kind),
+        }
+        if self.filtered(features):
+            memory |= {
+                "information": torch.zeros(K, features, features, **kind),
+                "prior": torch.zeros(features, **kind),
+                "noise": torch.zeros(K, outputs, **kind),
+            }
+        return memory
+
+    def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
+        layers = self._layers(W, memory, step)
+        system = batch.system(layers)
+        error = batch.errors(layers, system)
+        new: Memory = {}
+        if isinstance(system, ClassRows):
+            solve = self._by_class
+        elif self.filtered(W.shape[-1]):
+            gamma, hold = self._forgetting(batch.squared, W)
+            prior = torch.where(step == 0, lambdas.relative().of(system, step), memory["prior"])
+            held = (hold * (1 - gamma)).unsqueeze(-1) * lambdas.units(system) if any(self.hold) else None
+            matrix, solve = filters.absorb(
+                "information", memory["information"], system, prior.expand(len(gamma), -1), gamma, 0.0, step, held
+            )
+            new |= {"information": matrix, "prior": prior}
+        else:
+            solve = linalg.path(system, lambdas.units(system), _constant(self.ratios, W))
+        solution = solve(system)
+        if "information" in new:
+            new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
+        if batch.inner_steps > 1:
+            solution = majorise(batch, layers, system, solve, solution, batch.inner_steps - 1)
+        moved = layers + solution.update
+        total = moved.sum((-2, -1))
+        sound = solution.ok & (total - total == 0)
+        # a memory that fails keeps its layer, and is out until its error is finite again
+        moved = torch.where(sound[:, None, None], moved, layers)
+        errors = torch.where(step == 0, torch.zeros_like(error), self.discount * memory["errors"] + error)
+        weights = self._weights(errors, sound, step)
+        mixed = torch.einsum("k,kod->od", weights, moved)
+        new |= {
+            "layers": moved,
+            "layer": mixed,
+            "errors": errors,
+            "weights": weights,
+            "shares": memory["shares"] + weights,
+            "history": memory["history"].index_copy(0, (step % KEPT).reshape(1), weights[None]),
+        }
+        for name in ("information", "noise"):
+            if name in new:
+                new[name] = guard.chosen(sound, new[name], memory[name])
+        return Step(mixed, new, sound.any() & (error - error == 0).any())
+
+    def _forgetting(self, squared: bool, like: Tensor) -> tuple[Tensor, Tensor]:
+        """gamma and hold of every filter. A loss that is bounded by a quadratic at each batch has no use for memories of few
+        batches that nothing holds: rows that come again in the next epoch flatter them."""
+        shortest = 0.0 if squared else SHORTEST_BOUNDED
+        gamma = [max(g, shortest) if h == 0 else g for g, h in zip(self.forget, self.hold)]
+        return _constant(tuple(gamma), like), _constant(self.hold, like)
+
+    def _by_class(self, system: System) -> Solution:
+        """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one."""
+        assert isinstance(system, ClassRows)
+        units = lambdas.units(system)
+        parts = [class_systems.ridge(replace(system, E=E), ratio * units) for E, ratio in zip(system.E, self.ratios)]
+        return Solution(torch.stack([part.update for part in parts]), torch.stack([part.ok for part in parts]))
+
+    def _layers(self, W: Tensor, memory: Memory, step: Tensor) -> Tensor:
+        """The layer of every memory. One that was changed from outside (set, averaged, loaded) moves them all with it."""
+        change = W - memory["layer"]
+        rounding = 1e-6 * memory["layer"].abs().amax()  # float32's, which a stored layer has
+        moved = change.abs().amax() > rounding
+        return memory["layers"] + torch.where(moved | (step == 0), change, torch.zeros_like(change))
+
+    def _weights(self, errors: Tensor, sound: Tensor, step: Tensor) -> Tensor:
+        known = torch.where(sound & (errors - errors == 0), errors, torch.inf)
+        least = known.amin().clamp(min=torch.finfo(errors.dtype).tiny)
+        weights = torch.where(sound, (known.clamp(min=least) / least) ** -SHARPNESS, torch.zeros_like(known))
+        return weights / weights.sum()
+
+    def choice(self, features: int, memory: Memory, step: Tensor) -> MemoryChoice:
+        """What has been chosen so far."""
+        device, dtype = memory["weights"].device, memory["weights"].dtype
+        if self.filtered(features):
+            forget = torch.tensor(self.forget, device=device, dtype=dtype)
+        else:
+            ratios = torch.tensor(self.ratios, device=device, dtype=dtype)
+            forget = ratios / (1 + ratios)
+        t = int(step)
+        order = torch.arange(max(0, t - KEPT), t, device=device) % KEPT
+        span = (1 - self.discount ** max(t - 1, 0)) / (1 - self.discount) if t > 1 else 1.0
+        share = memory["shares"] / max(t, 1)
+        return MemoryChoice(forget, memory["weights"], share, memory["errors"] / span, memory["history"][order])
+
+    def variance(self, X: Tensor, memory: Memory) -> Tensor:
+        """Predictive variance of every output for extended features `X (n, D)`: that of the memories' mixture, their own and
+        the variance between them."""
+        if not self.filtered(X.shape[-1]):
+            raise ValueError(
+                f"variance needs a covariance, which Auto keeps up to {route.MANY_FEATURES} features; this layer has "
+                f"{X.shape[-1]}, expected rule=Kalman()"
+            )
+        K, weights = len(self.forget), memory["weights"][:, None, None]
+        spread = filters.spread("information", memory["information"], X.expand(K, *X.shape))
+        own = (1 + spread).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
+        means = X @ memory["layers"].mT
+        between = (means - (weights * means).sum(0)).square()
+        return (weights * (own + between)).sum(0)
+
+
+_constants: dict[tuple, Tensor] = {}
+
+
+def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Numbers on the device, sent there once: a copy from the host would wait for the device, and cannot be captured."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+    key = values, like.dtype, like.device
+    if key not in _constants:
+        _constants[key] = torch.tensor(values, dtype=like.dtype).to(like.device)
+    return _constants[key]
