@@ -110,5 +110,7 @@ def test_the_sieve_takes_a_bend():
 def test_what_the_instruments_move_has_a_standard_error(members):
     X, y, Z, _ = line(400)
     summary = DFIVRegressor(**QUICK, members=members).fit(X, y, Z=Z).summary()
-    assert abs(summary.identified - 0.5) < 4 * summary.identified_error  # of the treatment's variance half is the instrument's
+    assert (
+        abs(summary.identified - 0.5) < 4 * summary.identified_error
+    )  # of the treatment's variance half is the instrument's
     assert 0.01 < summary.identified_error < 0.1

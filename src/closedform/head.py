@@ -257,7 +257,9 @@ class ClosedFormLinear(StoredLinear):
         was absorbed.
         """
         if not isinstance(self.rule, (Auto, Kalman)):
-            raise ValueError(f"variance needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}")
+            raise ValueError(
+                f"variance needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}"
+            )
         if not isinstance(self.loss, Squared):
             raise ValueError(f"variance is that of the squared loss's targets; this head has {self.loss}")
         if phi.shape[-1] != self.in_features:

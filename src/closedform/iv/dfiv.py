@@ -51,8 +51,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
     treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
-        and cube, and those of the instruments), "deep", or "auto", which compares them and takes the simplest one that is not
-        clearly worse; the sieve takes part up to 10 treatments.
+        and cube, and those of the instruments), "deep", or "auto", which compares them and takes the simplest one that is
+        not clearly worse; the sieve takes part up to 10 treatments.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).
     n_features : how many features are learned of treatment, instruments and controls, besides their own columns; "auto" is
         (8, 32, 16), and 48 of the controls for more than 4000 rows.

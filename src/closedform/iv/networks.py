@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..stack.networks import mlp
 
-
 POWERS = 3
 
 

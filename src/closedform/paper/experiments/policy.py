@@ -145,10 +145,11 @@ def figures(rows: list[dict], out: Path) -> list[Path]:
     return [_errors(rows, out / "error"), _intervals(rows, out / "values")]
 
 
-def _saved(figure: Any, path: Path) -> Path:
+def _saved(figure: Any, path: Path, top: float = 1.0) -> Path:
+    """Drawn below `top`, a share of the height."""
     import matplotlib.pyplot as plt
 
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, top))
     figure.savefig(path.with_suffix(".svg"))
     plt.close(figure)
     return path.with_suffix(".svg")
@@ -170,11 +171,7 @@ def _errors(rows: list[dict], path: Path) -> Path:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("median relative error of the value")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncol=7, fontsize=8, frameon=False)
-    figure.subplots_adjust(top=0.8)
-    figure.tight_layout(rect=(0, 0, 1, 0.93))
-    figure.savefig(path.with_suffix(".svg"))
-    plt.close(figure)
-    return path.with_suffix(".svg")
+    return _saved(figure, path, top=0.93)
 
 
 def _intervals(rows: list[dict], path: Path) -> Path:
