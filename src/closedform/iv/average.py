@@ -2,8 +2,8 @@
 
 Of a deep fit that was not bootstrapped the interval is asymptotic: the features count as known, and the layer of stage two
 is linear, with the covariance `(F^T F + ridge)^-1 F^T diag(e^2) F (F^T F + ridge)^-1` of its features F given the
-instruments and the residuals `e = y - f(X)` of its rows (White's). Members with exchanged halves have other rows of stage two, so that
-two of them count as independent, and more as two.
+instruments and the residuals `e = y - f(X)` of its rows (White's). Members with exchanged halves have other rows of stage
+two, so that two of them count as independent, and more as two.
 """
 
 from __future__ import annotations
