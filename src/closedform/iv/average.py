@@ -50,10 +50,8 @@ def covariance(member: Member, data: Data, split: Split) -> Tensor:
     F = layers._second(layers.phi(evaluation.outputs(member.phi, rows.Z)) @ layers.W.T + layers.b, xi)
     F = F - F.mean(0)
     e = rows.y[:, 0].double() - member.structural(rows.X, rows.O)
-    free = torch.arange(F.shape[1]) < member.design.inputs if member.design.treatment != "backbone" else None
     ridge = torch.full((F.shape[1],), max(member.ridge, 1e-6) * len(F), dtype=torch.float64)
-    if free is not None:
-        ridge[free] = 1e-6 * len(F)
+    ridge[: member.design.free] = 1e-6 * len(F)
     bread = torch.linalg.inv(F.T @ F + ridge.diag())
     half = bread @ (F * (e - e.mean())[:, None]).T
     return half @ half.T

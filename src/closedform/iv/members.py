@@ -52,6 +52,13 @@ class Design:
     weight_decay: float
     seed: int
 
+    @property
+    def free(self) -> int:
+        """Features of the treatment, from the first on, that no ridge is put on."""
+        if self.treatment == "backbone":
+            return 0
+        return self.inputs * (networks.POWERS if self.treatment == "sieve" else 1)
+
 
 @dataclass
 class Member:
@@ -221,8 +228,8 @@ def fitted(
     if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in features):
         raise ValueError(DIVERGED)
     online = evaluation.online(model)
-    # strong ridges leave the linear model, not zero
-    free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
+    # strong ridges leave the linear model or the sieve, not zero
+    free = design.free, design.instruments, design.controls
 
     def again(one: float, two: float) -> Layers:
         return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
