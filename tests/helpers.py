@@ -69,3 +69,15 @@ def batches(count: int, n: int = 5, inputs: int = 3, outputs: int = 2, seed: int
         )
         for _ in range(count)
     ]
+
+
+class Model(torch.nn.Module):
+    """A head buried inside a model."""
+
+    def __init__(self, rule=None, dtype=torch.float64):
+        super().__init__()
+        self.backbone = backbone(dtype=dtype)
+        self.fc = cf.ClosedFormLinear(6, 2, rule=rule, dtype=dtype)
+
+    def forward(self, x):
+        return self.fc(self.backbone(x))

@@ -1,77 +1,252 @@
-"""Run by test_project.py in a process of its own, where TRITON_INTERPRET makes Triton an interpreter."""
+"""The Triton kernels in Triton's interpreter, one program at a time on the CPU, against the plain path.
+
+Run by test_kernels.py in a process of its own, where TRITON_INTERPRET is 1. On a GPU see test_gpu.py."""
 
 import itertools
+from contextlib import nullcontext
 
+import pytest
 import torch
 
 import closedform as cf
-from closedform.solver import cuda, reference
+from closedform.solver import cuda, elimination, guard, reference
 from closedform.solver.guard import Layer
+from closedform.stack import optimizers
 
+from .cases import overflows
+from .helpers import columns, head, matrix, problem, relative
+
+# the interpreter computes with NumPy, which warns of numbers that overflow or are none; the tests are about such numbers
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+# n <= 32 by elimination, n <= 128 by panels of 32 rows, n > d by moments; blocks of 4 outputs and 64 features
 SHAPES = [
-    (1, 3, 2),
-    (5, 20, 3),
-    (17, 40, 20),
-    (32, 33, 1),
-    (40, 50, 17),
-    (100, 120, 5),
-    (30, 9, 3),
-    (20, 8, 1),
-    (9, 8, 2),
-]
+    (1, 3, 2), (5, 20, 3), (17, 40, 20), (32, 33, 1), (32, 70, 5), (33, 40, 4), (40, 50, 17), (64, 64, 3), (100, 130, 5),
+    (30, 9, 3), (20, 8, 1), (9, 8, 2),
+]  # fmt: skip
+shapes = pytest.mark.parametrize(("n", "d", "o"), SHAPES)
+biases = pytest.mark.parametrize("bias", [True, False], ids=["bias", "nobias"])
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    for (n, d, o), bias, from_zero, kind in itertools.product(SHAPES, (True, False), (True, False), range(3)):
-        phi, y, W = torch.randn(n, d), torch.randn(n, o), torch.randn(o, d)
-        b = torch.randn(o) if bias else None
-        before = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
-        Phi = reference.columns(phi)
-        Phi = reference.with_bias(Phi) if bias else Phi
-        auto = torch.full((d,), 10 * float(phi.double().square().sum()) / d, dtype=torch.float64)
-        auto = torch.cat([auto, torch.tensor([10.0 * n])]) if bias else auto
-        given, lam = [(2.0, 2.0), (torch.tensor(2.0, dtype=torch.float64), 2.0), (None, auto)][kind]
-        expected = reference.proximal(Phi, y.double().T, torch.zeros_like(before) if from_zero else before, lam)
-        step, attempts = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)
-        cuda.solve_(Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
-        got = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
-        error = float((got - expected).norm() / expected.norm())
-        assert error < 1e-6, (n, d, o, bias, from_zero, kind, error)
-        assert int(step) == int(attempts) == 1
-        # a target that is not a number leaves the layer as it is
-        y[0, 0] = float("nan")
-        cuda.solve_(Layer(W, b, step, attempts), phi, y, given, 10.0, from_zero)
-        same = W.double() if b is None else torch.cat([W, b[:, None]], 1).double()
-        assert torch.equal(same, got)
-        assert (int(step), int(attempts)) == (1, 2)
+@pytest.fixture
+def kernels(monkeypatch):
+    """Heads take the kernels for granted, on a device that is none."""
+    monkeypatch.setattr(guard, "_kernels", lambda layer: cuda if cuda.usable(layer.weight, layer.bias) else None)
 
 
-def through_the_head() -> None:
-    """A head that takes the kernels for granted, on a device that is none, against the plain path."""
-    plain = cf.ClosedFormLinear._kernels
-    rules = [cf.Proximal(0.5), cf.Proximal("auto"), cf.Proximal(cf.per_sample(0.1)), cf.Ridge(0.5), cf.Ema(0.5, 0.9)]
-    rules += [
-        cf.Proximal(lambda step: 1.0 + step),
-        cf.Proximal(torch.tensor(0.5)),
-        cf.Proximal(torch.ones(9)),
-        cf.Kalman(),
-    ]
-    for rule, n, bias in itertools.product(rules, (4, 40), (True, False)):
-        if isinstance(rule, cf.Proximal) and isinstance(rule.lam, torch.Tensor) and rule.lam.ndim and not bias:
-            continue
-        heads = [cf.ClosedFormLinear(8, 3, bias, rule=rule) for _ in range(2)]
-        for seed in range(3):
-            torch.manual_seed(seed)
-            phi, y = torch.randn(n, 8), torch.randn(n, 3)
-            for head, path in zip(heads, (plain, lambda self: cuda)):
-                cf.ClosedFormLinear._kernels = path
-                head.solve(phi, y)
-        assert int(heads[1].step) == 3
-        assert torch.allclose(heads[0].weight, heads[1].weight, rtol=1e-4, atol=1e-5), (rule, n, bias)
-    cf.ClosedFormLinear._kernels = plain
+def layer_of(d, o, bias, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    b = torch.randn(o, generator=g) if bias else None
+    return Layer(torch.randn(o, d, generator=g), b, *torch.zeros(2, dtype=torch.long).unbind())
 
 
-if __name__ == "__main__":
-    main()
-    through_the_head()
+def whole(layer):
+    return layer.weight.double() if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1).double()
+
+
+def counts(layer):
+    return int(layer.step), int(layer.attempts)
+
+
+# ---- A whole solve -----------------------------------------------------------------------------------
+
+
+@shapes
+@biases
+@pytest.mark.parametrize("from_zero", [True, False], ids=["ridge", "proximal"])
+@pytest.mark.parametrize("kind", ["number", "tensor", "auto"])
+def test_a_solve_is_the_papers_formula(n, d, o, bias, from_zero, kind):
+    layer = layer_of(d, o, bias)
+    g = torch.Generator().manual_seed(1)
+    phi, y = torch.randn(n, d, generator=g), torch.randn(n, o, generator=g)
+    auto = torch.full((d,), 10 * float(phi.double().square().sum()) / d, dtype=torch.float64)
+    auto = torch.cat([auto, torch.tensor([10.0 * n])]) if bias else auto
+    lam = {"number": 2.0, "tensor": torch.tensor(2.0, dtype=torch.float64), "auto": None}[kind]
+    before = torch.zeros_like(whole(layer)) if from_zero else whole(layer)
+    expected = reference.proximal(columns(phi, bias), y.double().T, before, auto if lam is None else 2.0)
+    cuda.solve_(layer, phi, y, lam, 10.0, from_zero)
+    assert relative(whole(layer), expected) < 1e-6
+    assert counts(layer) == (1, 1)
+    # a target that is not a number leaves the layer as it is
+    solved = whole(layer)
+    y[-1, -1] = float("nan")
+    cuda.solve_(layer, phi, y, lam, 10.0, from_zero)
+    assert torch.equal(whole(layer), solved)
+    assert counts(layer) == (1, 2)
+
+
+@pytest.mark.parametrize(("n", "d", "o"), [(5, 20, 3), (40, 50, 4), (30, 9, 3)])
+def test_features_stored_by_column_are_solved_alike(n, d, o):
+    g = torch.Generator().manual_seed(1)
+    phi, y = torch.randn(n, d, generator=g), torch.randn(n, o, generator=g)
+    one, other = layer_of(d, o, True), layer_of(d, o, True)
+    cuda.solve_(one, phi, y, 0.5, 10.0, False)
+    cuda.solve_(other, phi.T.contiguous().T, y.T.contiguous().T, 0.5, 10.0, False)
+    assert relative(whole(one), whole(other)) < 1e-6
+
+
+@pytest.mark.parametrize("lam", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize(("n", "d"), [(5, 20), (40, 50), (30, 9)])
+def test_a_lambda_that_is_not_positive_is_rejected(lam, n, d):
+    layer = layer_of(d, 2, True)
+    before = whole(layer)
+    cuda.solve_(layer, torch.randn(n, d), torch.randn(n, 2), torch.tensor(lam, dtype=torch.float64), 10.0, False)
+    assert torch.equal(whole(layer), before)
+    assert counts(layer) == (0, 1)
+
+
+# ---- The guard ---------------------------------------------------------------------------------------
+
+
+def half(overflow):
+    d, o = overflow.shape
+    bias = torch.full((o,), 0.5) if overflow.bias else None
+    return Layer(torch.full((o, d), 0.5), bias, *torch.zeros(2, dtype=torch.long).unbind())
+
+
+@overflows
+@pytest.mark.parametrize("from_zero", [True, False], ids=["ridge", "proximal"])
+@pytest.mark.parametrize("tensor", [True, False])
+def test_a_solve_that_overflows_in_some_entries_changes_none(overflow, from_zero, tensor):
+    layer = half(overflow)
+    lam = torch.tensor(overflow.lam, dtype=torch.float64) if tensor else overflow.lam
+    cuda.solve_(layer, overflow.phi, overflow.y, lam, 10.0, from_zero)
+    assert (whole(layer) == 0.5).all()
+    assert counts(layer) == (0, 1)
+
+
+@pytest.mark.parametrize("bad", [1e39, -1e39, float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["weight", "bias"])
+@pytest.mark.parametrize("d", [3, 1500])  # 1500: two programs a row
+def test_accept_takes_all_or_nothing(bad, where, d):
+    layer = layer_of(d, 5, True)
+    W, before = torch.randn(5, d + 1, dtype=torch.float64), whole(layer)
+    yes, no = torch.tensor([True, False])
+    cuda.accept_(layer, W, no)
+    assert torch.equal(whole(layer), before)
+    assert counts(layer) == (0, 1)
+    cuda.accept_(layer, W.T.contiguous().T, yes)
+    assert torch.equal(whole(layer), W.float().double())
+    assert counts(layer) == (1, 2)
+    wrong = W + 1
+    wrong[3, d if where == "bias" else d // 2] = bad
+    cuda.accept_(layer, wrong, yes)
+    assert torch.equal(whole(layer), W.float().double())
+    assert counts(layer) == (1, 3)
+
+
+# ---- Through the head --------------------------------------------------------------------------------
+
+RULES = {
+    "proximal": cf.Proximal(0.5),
+    "auto": cf.Proximal("auto"),
+    "per sample": cf.Proximal(cf.per_sample(0.1)),
+    "ridge": cf.Ridge(0.5),
+    "ema": cf.Ema(0.5, 0.9),
+    "schedule": cf.Proximal(lambda step: 1.0 + step),
+    "tensor": cf.Proximal(torch.tensor(0.5)),
+    "per feature": cf.Proximal(cf.lambdas.relative(10, per_feature=True)),
+    "kalman": cf.Kalman(),
+}
+
+
+@biases
+@pytest.mark.parametrize("n", [4, 40])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_a_head_with_kernels_is_the_head_without(name, n, bias, weights, monkeypatch):
+    plain, fast = (head(8, 3, RULES[name], bias=bias, dtype=torch.float32) for _ in range(2))
+    weight = torch.linspace(0.5, 2, n) if weights else None
+    for seed in range(3):
+        phi, y = (tensor.float() for tensor in problem(n, 8, 3, seed=seed))
+        plain.solve(phi, y, weight)
+        with monkeypatch.context() as patch:
+            patch.setattr(guard, "_kernels", lambda layer: cuda)
+            fast.solve(phi, y, weight)
+    assert int(fast.step) == int(fast.attempts) == 3
+    assert relative(matrix(fast), matrix(plain)) < 1e-5
+
+
+@overflows
+@pytest.mark.parametrize("weights", [False, True], ids=["fused", "accept"])
+@pytest.mark.parametrize(
+    "rule", [cf.Ridge, cf.Proximal, lambda lam: cf.Ema(lam, 0.1), lambda lam: cf.Kalman(0.9, lam=lam)]
+)
+def test_a_head_that_overflows_in_some_entries_stays_as_it_was(overflow, weights, rule, kernels):
+    layer = cf.ClosedFormLinear(*overflow.shape, overflow.bias, rule=rule(overflow.lam))
+    layer.set_weights_(torch.full((layer.out_features, layer.features), 0.5))
+    layer.solve(overflow.phi, overflow.y, torch.ones(len(overflow.phi)) if weights else None)
+    assert (matrix(layer) == 0.5).all()
+    assert (int(layer.step), int(layer.rejected)) == (0, 1)
+
+
+def test_a_backward_through_the_old_layer_is_noticed(kernels):
+    layer = head(8, 3, cf.Proximal(0.5), dtype=torch.float32)
+    phi, y = (tensor.float() for tensor in problem(4, 8, 3))
+    loss = layer(phi.requires_grad_()).square().sum()
+    layer.solve(phi, y)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        loss.backward()
+
+
+# ---- Many small systems ------------------------------------------------------------------------------
+
+
+def inverted(blocks):
+    """`elimination.invert_blocks` as it is on a CUDA device."""
+    count, size = blocks.shape[:2]
+    out, sound = torch.empty(count, size, size, dtype=blocks.dtype), torch.empty(count, dtype=torch.bool)
+    elimination._invert[(count,)](blocks, blocks.stride(0), blocks.stride(1), out, sound, N=size, num_warps=4)
+    return out, sound
+
+
+@pytest.mark.parametrize("condition", [10.0, 1e6])
+def test_blocks_are_inverted(condition):
+    g = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(3, 32, 32, generator=g, dtype=torch.float64)).Q
+    S = torch.logspace(0, float(torch.tensor(condition).log10()), 32, dtype=torch.float64)
+    K = Q * S @ Q.mT
+    inverse, sound = inverted(K)
+    assert sound.tolist() == [True] * 3
+    assert relative(inverse, torch.linalg.inv(K)) < 1e-13 * condition
+    K[1] -= 2 * torch.eye(32, dtype=torch.float64)  # one eigenvalue below zero
+    assert inverted(K)[1].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("m", [5, 32, 70])
+def test_elimination_by_the_kernel_solves(m, monkeypatch):
+    monkeypatch.setattr(elimination, "invert_blocks", inverted)
+    g = torch.Generator().manual_seed(m)
+    X = torch.randn(4, m, 2 * m, generator=g, dtype=torch.float64)
+    K, B = X @ X.mT, torch.randn(4, m, 3, generator=g, dtype=torch.float64)
+    K[2] = -K[2]
+    solved, ok = elimination.eliminate(K, B)
+    assert ok.tolist() == [True, True, False, True]
+    assert relative(solved[[0, 1, 3]], torch.linalg.solve(K, B)[[0, 1, 3]]) < 1e-10
+
+
+# ---- The optimizers of a stack -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 3, 1500)])
+@pytest.mark.parametrize(
+    "optimizer", [optimizers.SGD(), optimizers.SGD(0.5), optimizers.Adam(), optimizers.Adam(decay=0.1)], ids=str
+)
+def test_an_optimizer_step_by_a_kernel_is_the_plain_one(optimizer, shape, dtype, monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=g, dtype=dtype)
+    lr = torch.rand(shape[0], generator=g, dtype=torch.float64)
+    plain, fast = start.clone(), start.clone()
+    states = optimizer.state(plain), optimizer.state(fast)
+    for t in range(4):
+        gradient = torch.randn(shape, generator=g, dtype=dtype)
+        optimizer.update_(plain, gradient, states[0], lr, torch.tensor(t))
+        with monkeypatch.context() as patch:
+            patch.setattr(optimizers, "_fused", lambda *tensors: True)
+            patch.setattr(torch.cuda, "device", nullcontext)
+            optimizer.update_(fast, gradient, states[1], lr, torch.tensor(t))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert relative(fast, plain) < tolerance
+    for ours, theirs in itertools.zip_longest(states[1], states[0]):
+        assert relative(ours, theirs) < tolerance

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from closedform.integrations.lightning import ClosedFormCallback, RefitHead
 from tests.helpers import batches
-from tests.test_lightning import STEPS, module, net
+from tests.lightning_cases import STEPS, module, net
 
 
 class Save(L.Callback):

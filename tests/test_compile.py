@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import closedform as cf
 
-from .helpers import backbone, batches, matrix, relative
-from .test_head import Model, rules
+from . import cases
+from .helpers import Model, backbone, batches, matrix, relative
+
+rules = cases.rules(*cases.MODULE_RULES)
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +143,27 @@ def test_inductor_on_the_cpu(dtype):
         solve(phi, y)
     assert float(heads[1].weight.mean()) > 0.2
     assert torch.allclose(heads[0]._storage(), heads[1]._storage(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "overflow"),
+    [
+        (cf.Proximal(1e-12), "one row"),
+        (cf.Kalman(0.9, lam=1e-12, form="covariance"), "one row"),
+        (cf.Kalman(0.9, lam=1e-12, form="information"), "n > d"),
+    ],
+    ids=["proximal", "covariance", "information"],
+)
+def test_an_update_that_overflows_in_some_entries_changes_none(rule, overflow):
+    batch = cases.OVERFLOWS[overflow]
+    head = cf.ClosedFormLinear(*batch.shape, batch.bias, rule=rule)
+    head.set_weights_(torch.full((head.out_features, head.features), 0.5))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items() if name != "attempts"}
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def solve(phi, y):
+        head.solve(phi, y)
+
+    solve(batch.phi, batch.y)
+    assert int(head.rejected) == 1
+    assert all(torch.equal(tensor, head.state_dict()[name]) for name, tensor in before.items())

@@ -12,6 +12,7 @@ import closedform as cf
 from closedform import theory
 from closedform.theory import critical_points as cp
 
+from . import cases
 from .diagnosis_cases import whole
 from .helpers import backbone, batches, features, head, matrix, problem, relative
 
@@ -77,23 +78,22 @@ def uneven(n, o=3):
     return phi, phi @ W.T + 1 + 0.3 * torch.randn(n, o, generator=g, dtype=torch.float64)
 
 
-RULES = {
-    "proximal": cf.Proximal(20.0),
-    "auto": cf.Proximal("auto"),
-    "vector": cf.Proximal(torch.tensor([1.0, 1, 1, 1, 1, 1000])),
-    "per feature": cf.Proximal(cf.lambdas.relative(10, per_feature=True)),
-    "per sample": cf.Proximal(cf.per_sample(0.4)),
-    "schedule": cf.Proximal(cf.lambdas.inverse_time(1.0, 2.0)),
-    "ridge": cf.Ridge(5.0),
-    "ema": cf.Ema(5.0, 0.9),
-    "kalman": cf.Kalman(0.99),
-    "drift": cf.Kalman(1.0, drift=0.01, lam=3.0),
-    "covariance": cf.Kalman(0.9, form="covariance"),
-}
-ALL_RULES = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+rules = cases.rules(
+    "far",
+    "auto",
+    "short vector",
+    "per feature",
+    "per sample",
+    "schedule",
+    "ridge",
+    "ema",
+    "kalman",
+    "drifting information",
+    "covariance",
+)
 
 
-@ALL_RULES
+@rules
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("n", [50, 5])
 def test_one_solve_goes_as_far_as_it_says(rule, bias, n):
@@ -116,7 +116,7 @@ def test_one_solve_goes_as_far_as_it_says(rule, bias, n):
     assert (len(found.gains), found.held_out) == (1, False)
 
 
-@ALL_RULES
+@rules
 def test_solves_are_judged_on_the_other_data(rule):
     """Every batch of the loader by itself: what a real solve on it gains elsewhere, against what the best layer gains."""
     phi, y = uneven(200)
@@ -353,7 +353,8 @@ def test_other_bad_arguments():
 def test_a_wide_layer_needs_no_square_matrix():
     """A batch of few rows is diagnosed by its rows: at 50 000 features a D x D matrix would take 20 GB."""
     phi, y = features(8, 50_000), problem(8, 2, 2)[1]
-    found = cf.diagnose_batch(cf.ClosedFormLinear(50_000, 2, dtype=torch.float64), phi, y)
+    layer = cf.ClosedFormLinear(50_000, 2, rule=cf.Proximal("auto"), dtype=torch.float64)
+    found = cf.diagnose_batch(layer, phi, y)
     assert found.lam_ratio == pytest.approx(10)
 
 

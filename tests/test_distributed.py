@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import closedform as cf
 
+from . import cases
 from .helpers import backbone, batches, head, matrix, problem, relative
-from .test_solve import RULES
 
 # rows on each rank, one tuple a step: few rows (gathered) and many (moments), even and uneven
 STEPS = {
@@ -53,12 +53,8 @@ def spread(world, rank, rule, mode):
     return layer.state_dict()
 
 
-LOSSES = {
-    "one-hot": cf.OneHotSquared(0.1),
-    "generalized": cf.GeneralizedSquared(5.0, 2.0),
-    "cross-entropy": cf.CrossEntropy(3),
-    "huber": cf.Huber(0.1, 3),
-}
+RULES = {name: cases.RULES[name] for name in cases.SOLVE_RULES}
+LOSSES = {name: cases.LOSSES[name] for name in ("one-hot", "generalized", "cross-entropy", "huber")}
 
 
 def classified(world, rank, loss, rule, mode):

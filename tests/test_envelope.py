@@ -10,7 +10,7 @@ import closedform as cf
 from closedform import training
 from closedform.solver import reference
 
-from .cases import shapes
+from .cases import RULES, shapes
 from .helpers import backbone, batches, matrix, relative
 
 
@@ -71,9 +71,6 @@ def test_one_loop_is_the_papers_pseudo_code(name, n):
         assert all(relative(p, q) < 1e-8 for p, q in zip(ours.parameters(), parameters))
         steps += 1
     assert steps == 100
-
-
-RULES = {"ridge": cf.Ridge(0.5), "ema": cf.Ema(0.5)}
 
 
 @pytest.mark.parametrize("name", sorted(training.STEPS))

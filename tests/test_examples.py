@@ -1,7 +1,6 @@
 """The examples run, are short, and show what they say."""
 
 import importlib.util
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -19,19 +18,6 @@ def example(name):
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_they_are_short(path):
-    assert len(path.read_text().splitlines()) <= 100
-
-
-def test_all_are_listed_where_people_look_and_take_quick():
-    page = (FOLDER.parent / "docs" / "start.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w+\.py)` \|", page, re.M)) == sorted(path.name for path in FOLDER.glob("*.py"))
-    for path in FOLDER.glob("*.py"):
-        code = path.read_text(encoding="utf-8")
-        assert '"--quick"' in code, path.name
 
 
 def test_a_loss_of_ones_own(capsys):

@@ -354,5 +354,3 @@ def test_the_page_about_burgers_has_the_committed_results():
         assert claims.markdown(claims.check("fno", ROOT / "results" / folder)) in page
         for paragraph in spec.load(ROOT / "results" / folder).text.split("\n\n"):
             assert " ".join(paragraph.split()) in told
-    for figure in re.findall(r"\]\((figures/\S+)\)", page):
-        assert (ROOT / "docs" / figure).is_file(), figure

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 import closedform as cf
 from closedform.solver import class_systems, reference, route
 
+from . import cases
 from .cases import shapes
 from .helpers import backbone, columns, features, head, matrix, relative
 
@@ -90,19 +91,18 @@ def test_ill_conditioned_features(condition, n):
     assert float(gradient.norm()) < 1e-9 * float(before)
 
 
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "minimum norm": cf.Ridge(0.0),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "per sample": cf.Proximal(cf.per_sample(0.1)),
-    "tensor": cf.Proximal(torch.tensor(0.5)),
-    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, 0.01, 0.5, form="information"),
-    "covariance": cf.Kalman(0.9, 0.01, 0.5, form="covariance"),
-}
-rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+rules = cases.rules(
+    "ridge",
+    "minimum norm",
+    "proximal",
+    "auto",
+    "per sample",
+    "tensor",
+    "vector",
+    "ema",
+    "drifting information",
+    "drifting covariance",
+)
 
 
 @rules

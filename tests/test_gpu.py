@@ -6,14 +6,15 @@ from torch.nn import functional as F
 
 import closedform as cf
 from closedform.iv.stacked import IVStack
-from closedform.solver import elimination
+from closedform.solver import elimination, reference
 from closedform.stack import loop
 
-from . import test_stacked as stacked
-from . import test_stacked_fno as operators
-from . import test_stacked_iv as iv
-from .helpers import backbone, batches, head, matrix, problem, relative
-from .test_torture import nasty
+from . import cases
+from . import iv_stack_cases as iv
+from . import operator_cases as operators
+from . import stack_cases as stacked
+from .cases import nasty
+from .helpers import backbone, batches, columns, head, matrix, problem, relative
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,19 +22,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "schedule": cf.Proximal(cf.lambdas.cosine(10.0, 1.0, 20)),
-    "vector": cf.Proximal(torch.linspace(1.0, 7.0, 201)),
-    "tensor": cf.Proximal(torch.tensor(2.0)),
-    "per sample": cf.Proximal(cf.per_sample(0.1)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
-    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
-}
-rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+rules = cases.rules(
+    "ridge", "proximal", "auto", "schedule", "vector", "tensor", "per sample", "ema",
+    "drifting information", "drifting covariance", features=200,
+)  # fmt: skip
 
 
 @rules
@@ -125,10 +117,6 @@ def test_bad_values_are_rejected_and_counted(rule, n):
 
 @pytest.mark.parametrize("kind", [cf.Ridge, cf.Proximal])
 def test_nasty_problems_as_on_the_cpu(kind):
-    from closedform.solver import reference
-
-    from .helpers import columns
-
     g = torch.Generator().manual_seed(11)
     judged = 0
     for _ in range(1500):
@@ -146,6 +134,9 @@ def test_nasty_problems_as_on_the_cpu(kind):
     assert judged > 400
 
 
+# torch's own advice about TF32, in the words of its versions; the solver does without it on purpose
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication available:UserWarning")
+@pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32 behavior:UserWarning")
 def test_compiled_by_inductor():
     net, layer = backbone(width=64, dtype=torch.float32).cuda(), cf.ClosedFormLinear(64, 2, device="cuda")
     other = cf.ClosedFormLinear(64, 2, device="cuda")
@@ -213,7 +204,7 @@ def test_a_bad_number_is_an_error_on_the_device_too(n):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 1e-2)])
 @pytest.mark.parametrize(("batch_size", "seeds"), [(8, (0, 3)), (30, (0, 3)), (8, (2,))])
 def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds, dtype, tolerance):
-    candidates = list(stacked.RULES.values())
+    candidates = list(stacked.CANDIDATES.values())
     X, Y = stacked.data(len(seeds), dtype=dtype)
     errors = []
     for device in ("cpu", "cuda"):
@@ -244,7 +235,7 @@ def test_a_captured_stack_of_operators_equals_the_cpus(optimizer, points, dtype,
 
 
 def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
-    mixed = [stacked.Candidate(1e30), stacked.Candidate(1e30), *stacked.RULES.values()]
+    mixed = [stacked.Candidate(1e30), stacked.Candidate(1e30), *stacked.CANDIDATES.values()]
     X, Y = stacked.data(dtype=torch.float32)
     sets, at = {"test": loop.Data(X, Y)}, [8, 30, 60]
 
@@ -253,7 +244,7 @@ def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
 
     whole = make()
     expected = loop.train(whole, loop.on(sets), at=at)
-    assert len(whole.candidates) == len(stacked.RULES)
+    assert len(whole.candidates) == len(stacked.CANDIDATES)
     assert torch.isinf(expected.errors["test"][-1][:, :2]).all()
 
     def stop(step, total):

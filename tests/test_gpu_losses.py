@@ -10,6 +10,7 @@ from closedform.paper.data import cifar
 from closedform.paper.experiments import cifar100, cifar100_model
 from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 
+from . import cases
 from .helpers import head, matrix, problem, relative
 
 pytestmark = [
@@ -18,25 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 
-LOSSES = [
-    cf.OneHotSquared(0.1),
-    cf.GeneralizedSquared(5.0, 2.0),
-    cf.GeneralizedSquared(0.2, 2.0),
-    cf.CrossEntropy(3),
-    cf.Logistic(3),
-    cf.Huber(0.1, 3),
-]
-losses = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "vector": cf.Proximal(torch.linspace(1.0, 7.0, 201)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
-    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
-}
-rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+losses = cases.losses(without=("squared",))
+rules = cases.rules(
+    "ridge", "proximal", "auto", "vector", "ema", "drifting information", "drifting covariance", features=200
+)
 # more than 128 classes are summed by segments instead of by a product
 sizes = pytest.mark.parametrize(("n", "classes"), [(16, 10), (300, 10), (300, 150), (16, 150)])
 

@@ -18,69 +18,20 @@ import pytest
 
 from closedform.paper.sweeps import grid
 
+from .grid_cases import (
+    configs,
+    fails_at_first,
+    first_time,
+    killed_always,
+    killed_once,
+    negative,
+    runs,
+    slow_square,
+    square,
+    threads,
+)
+
 needs_dask = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask[distributed]")
-
-
-def log(folder, k):
-    """A line in the log of runs; a short append is atomic, so that many processes can share the file."""
-    with open(Path(folder, "log"), "a") as file:
-        file.write(f"{k}\n")
-
-
-def runs(folder):
-    """How often each configuration was started."""
-    return Counter(int(line) for line in Path(folder, "log").read_text().split())
-
-
-def first_time(folder, k):
-    marker = Path(folder, f"seen-{k}")
-    seen = marker.exists()
-    marker.touch()
-    return not seen
-
-
-def square(config):
-    log(config["log"], config["k"])
-    return [{"step": step, "value": config["k"] ** 2 + step / 2} for step in range(2)]
-
-
-def slow_square(config):
-    time.sleep(0.15)
-    return square(config)
-
-
-def negative(config):
-    return [{"value": -config["k"]}]
-
-
-def killed_once(config):
-    if config["k"] == 3 and first_time(config["log"], config["k"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.05)
-    return square(config)
-
-
-def killed_always(config):
-    if config["k"] == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return square(config)
-
-
-def fails_at_first(config):
-    rows = square(config)
-    if config["k"] in (1, 4) and first_time(config["log"], config["k"]):
-        raise ArithmeticError(f"no root of {config['k']}")
-    return rows
-
-
-def threads(config):
-    import torch
-
-    return [{"threads": torch.get_num_threads()}]
-
-
-def configs(folder, n):
-    return grid.product(k=range(n), log=[str(folder)])
 
 
 def check(table, n):
@@ -327,7 +278,7 @@ def test_jobs_have_one_thread_each(tmp_path, monkeypatch):
 def start(folder, n=40):
     """A sweep of two jobs in a process group of its own, with a few results already."""
     code = (
-        "import sys; from tests import test_grid as t; from closedform.paper.sweeps import grid\n"
+        "import sys; from tests import grid_cases as t; from closedform.paper.sweeps import grid\n"
         "grid.run(t.slow_square, t.configs(sys.argv[1], int(sys.argv[2])), sys.argv[1], jobs=2)"
     )
     command = [sys.executable, "-c", code, str(folder), str(n)]

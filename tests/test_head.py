@@ -11,31 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import closedform as cf
 
-from .helpers import backbone, batches, head, matrix, problem, relative
+from . import cases
+from .helpers import Model, backbone, batches, head, matrix, problem, relative
 
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "schedule": cf.Proximal(cf.lambdas.cosine(10.0, 1.0, 20)),
-    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, 0.01, 2.0, form="information"),
-    "covariance": cf.Kalman(0.9, 0.01, 2.0, form="covariance"),
-}
-rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
-
-
-class Model(nn.Module):
-    """A head buried inside a model."""
-
-    def __init__(self, rule=None, dtype=torch.float64):
-        super().__init__()
-        self.backbone = backbone(dtype=dtype)
-        self.fc = cf.ClosedFormLinear(6, 2, rule=rule, dtype=dtype)
-
-    def forward(self, x):
-        return self.fc(self.backbone(x))
+rules = cases.rules(*cases.MODULE_RULES)
 
 
 # ---- The layer is an nn.Linear -------------------------------------------------------------------
@@ -58,7 +37,7 @@ def test_it_is_a_linear_layer_without_gradients():
     x = torch.randn(3, 6)
     layer.set_weights_(torch.randn(2, 7))
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-    assert "Proximal(lam='auto')" in repr(layer)
+    assert "rule=Auto(" in repr(layer)
 
 
 def test_optimizers_clipping_and_decay_leave_it_alone():

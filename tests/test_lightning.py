@@ -14,8 +14,7 @@ from torch.nn import functional as F
 import closedform as cf
 
 from .helpers import batches, relative
-
-STEPS = 8
+from .lightning_cases import STEPS, module, net
 
 
 @pytest.fixture(scope="module")
@@ -27,32 +26,6 @@ def host():
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     return L, lightning
-
-
-def net(rule=None, seed=0, dtype=torch.float64, **kwargs):
-    torch.manual_seed(seed)
-    body = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh()).to(dtype)
-    rule = cf.Kalman(0.9, lam=1.0) if rule is None else rule
-    return torch.nn.Sequential(body, cf.ClosedFormLinear(6, 2, rule=rule, dtype=dtype, **kwargs))
-
-
-def module(L, model, **methods):
-    class Module(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            return self.model(x)
-
-        def training_step(self, batch, _):
-            x, y = (batch["x"], batch["t"]) if isinstance(batch, dict) else batch[:2]
-            return F.mse_loss(self(x), y)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    return type("Module", (Module,), methods)()
 
 
 def fit(host, model, data, *callbacks, ckpt=None, methods=None, **kwargs):
@@ -275,7 +248,8 @@ def test_refit_of_a_compiled_module_with_validation(host, part):
     assert len(seen) == STEPS + 2
     theirs = plain(net(), data)
     cf.refit_(theirs[-1], theirs, data, beta=0.1)
-    same(ours, theirs)
+    for key, tensor in theirs.state_dict().items():  # not to the bit: a compiled solve branches nowhere
+        assert relative(ours.state_dict()[key].double(), tensor.double()) < 1e-9, key
 
 
 def test_what_the_refit_needs_is_asked_for_at_the_start(host):

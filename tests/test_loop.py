@@ -12,15 +12,11 @@ import torch
 from closedform.stack import loop
 from closedform.stack.models import Candidate
 
+from . import stack_cases
 from .helpers import relative
-from .test_stacked import RULES, STEPS, data, stack
+from .stack_cases import STEPS, data, measured, stack
 
-CANDIDATES = list(RULES.values())
-
-
-def measured():
-    X, Y = data()
-    return {"validation": loop.Data(X[:, :40], Y[:, :40]), "test": loop.Data(X[:, 40:], Y[:, 40:])}
+CANDIDATES = list(stack_cases.CANDIDATES.values())
 
 
 def same(one, other):
@@ -109,12 +105,13 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from closedform.stack import loop
-from tests.test_loop import CANDIDATES, measured, stack
+from tests.stack_cases import CANDIDATES, measured, stack
 def slowly(step, total):
     print(step, flush=True)
     time.sleep(0.02)
 path = Path(sys.argv[1])
-history = loop.train(stack(CANDIDATES), loop.on(measured()), checkpoint=path, every_s=0, name="a", progress=slowly)
+made = stack(list(CANDIDATES.values()))
+history = loop.train(made, loop.on(measured()), checkpoint=path, every_s=0, name="a", progress=slowly)
 torch.save(history.errors, sys.argv[2])
 """
 

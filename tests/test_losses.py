@@ -16,24 +16,11 @@ from closedform import training
 from closedform.solver import class_systems, reference, rules
 from closedform.solver.systems import Batch
 
-from .cases import shapes
+from . import cases
+from .cases import bounded, shapes
 from .helpers import backbone, columns, head, matrix, problem, relative
 
-LOSSES = {
-    "cross-entropy": cf.CrossEntropy,
-    "logistic": cf.Logistic,
-    "huber": lambda inner_steps=1: cf.Huber(0.3, inner_steps),
-}
-kinds = pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in LOSSES.items()])
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "proximal": cf.Proximal(0.5),
-    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, lam=0.5, form="information"),
-    "covariance": cf.Kalman(0.9, lam=0.5, form="covariance"),
-}
-with_rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+with_rules = cases.rules("ridge", "proximal", "vector", "ema", "information", "covariance")
 
 
 def data(loss, n, d, o, scale=3.0, seed=0):
@@ -151,7 +138,7 @@ def test_values_are_not_in_bfloat16(loss):
 
 
 @shapes
-@kinds
+@bounded
 @pytest.mark.parametrize("steps", [1, 4])
 def test_proximal_steps_are_the_reference(make, steps, n, d, o, bias):
     loss = make(inner_steps=steps)
@@ -166,7 +153,7 @@ def test_proximal_steps_are_the_reference(make, steps, n, d, o, bias):
 
 
 @shapes
-@kinds
+@bounded
 def test_ridge_steps_are_the_reference_from_zero(make, n, d, o, bias):
     loss = make(inner_steps=3)
     phi, y = data(loss, n, d, o)
@@ -177,7 +164,7 @@ def test_ridge_steps_are_the_reference_from_zero(make, n, d, o, bias):
     assert relative(matrix(layer), found[-1]) < 1e-9
 
 
-@kinds
+@bounded
 @pytest.mark.parametrize("n", [5, 30])
 @pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
@@ -196,7 +183,7 @@ def test_no_inner_step_increases_the_objective(make, n, lam, scale):
     assert values[-1] < 0.999 * values[0]
 
 
-@kinds
+@bounded
 @pytest.mark.parametrize("n", [5, 30])
 @pytest.mark.parametrize("bias", [True, False])
 def test_many_inner_steps_reach_the_minimiser(make, n, bias):
@@ -209,7 +196,7 @@ def test_many_inner_steps_reach_the_minimiser(make, n, bias):
     assert relative(matrix(layer), minimiser(loss, phi, y, W_t, lam, bias)) < 1e-6
 
 
-@kinds
+@bounded
 @pytest.mark.parametrize("form", ["information", "covariance"])
 @pytest.mark.parametrize("n", [5, 30])
 def test_kalman_reaches_the_minimiser_against_its_memory(make, form, n):
@@ -234,7 +221,7 @@ def test_kalman_reaches_the_minimiser_against_its_memory(make, form, n):
 
 
 @shapes
-@kinds
+@bounded
 @pytest.mark.parametrize("rule", [cf.Ridge(0.5), cf.Proximal(0.5)], ids=["ridge", "proximal"])
 def test_at_the_minimiser_the_gradient_is_backpropagation_through_it(make, rule, n, d, o, bias):
     loss = make(inner_steps=400)
@@ -296,7 +283,7 @@ def test_lambda_stands_beside_the_loss_as_it_is_written(lam, doubled, n, rule):
 # ---- Batches, weights, micro-batches, the refit --------------------------------------------------
 
 
-@kinds
+@bounded
 @with_rules
 @pytest.mark.parametrize("n", [2, 20])
 def test_weight_two_is_the_row_twice(make, rule, n):
@@ -330,7 +317,7 @@ def test_micro_batches_are_one_batch(loss, rule, n):
     assert relative(matrix(parts), matrix(whole)) < 1e-9
 
 
-@kinds
+@bounded
 def test_moments_are_taken_in_pieces(make, monkeypatch):
     loss = make(inner_steps=3)
     phi, y = data(loss, 50, 5, 3)
@@ -341,7 +328,7 @@ def test_moments_are_taken_in_pieces(make, monkeypatch):
     assert relative(matrix(pieces), matrix(whole)) < 1e-11
 
 
-@kinds
+@bounded
 @pytest.mark.parametrize("weighted", [False, True])
 def test_refit_minimises_the_loss_on_the_whole_set(make, weighted):
     loss, net = make(), backbone()
@@ -496,7 +483,7 @@ def test_variance_is_that_of_the_squared_loss():
 # ---- Precision and compilers ---------------------------------------------------------------------
 
 
-@kinds
+@bounded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_and_autocast(make, dtype):
     loss = make(inner_steps=3)
@@ -532,7 +519,7 @@ def test_a_compiled_solve_is_one_graph_with_equal_results(loss, rule, n):
     assert counter.frame_count == 1
 
 
-@kinds
+@bounded
 def test_rules_solve_without_a_head(make):
     """The functions below the head are differentiable in the targets."""
     loss = make(inner_steps=3)

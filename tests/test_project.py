@@ -1,8 +1,6 @@
 """What a reader meets first: README, backbones, benchmarks."""
 
-import importlib.util
 import json
-import operator
 import os
 import re
 import subprocess
@@ -33,20 +31,12 @@ def test_the_page_about_performance_has_the_committed_results():
     assert made.solve_time("cpu") in page
 
 
-def test_the_readme_is_short_and_starts_with_the_picture():
-    readme = (ROOT / "README.md").read_text()
-    assert len(readme.splitlines()) < 200
-    assert readme.index("![") < readme.index("```python") < readme.index("make demo") < readme.index("## Results")
-
-
 def test_the_page_about_qm9_has_the_committed_results():
     page = (ROOT / "docs" / "qm9.md").read_text()
     assert tables().qm9() in page
     assert tables().sweep_throughput() in page
     assert tables().sweep_throughput("cpu") in page
     assert claims.markdown(claims.check("qm9", ROOT / "results" / "qm9")) in page
-    for figure in re.findall(r"\]\((figures/\S+)\)", page):
-        assert (ROOT / "docs" / figure).is_file(), figure
 
 
 def test_the_page_about_classification_has_the_committed_results():
@@ -54,24 +44,6 @@ def test_the_page_about_classification_has_the_committed_results():
     for table in (made.accuracies, made.settings, made.confidence, made.generalized):
         assert table() in page, table.__name__
     assert claims.markdown(claims.check("cifar100", ROOT / "results" / "cifar100")) in page
-    for figure in re.findall(r"\]\((figures/\S+)\)", page):
-        assert (ROOT / "docs" / figure).is_file(), figure
-
-
-def test_the_functions_named_beside_the_equations_exist():
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "equations.md").read_text()
-    functions = re.findall(r"`((?:linalg|reference|training|lambdas|theory|class_systems)\.\w+)", page)
-    assert len(functions) >= 25
-    for name in functions:
-        module, function = name.split(".")
-        home = "closedform" if module in ("training", "theory") else "closedform.solver"
-        assert hasattr(importlib.import_module(f"{home}.{module}"), function), name
-    named = set(re.findall(r"`iv\.([\w.]+)", page))
-    assert len(named) >= 10
-    for name in named:
-        assert operator.attrgetter(name)(importlib.import_module("closedform.iv")), name
-    for name in re.findall(r"`(?:cf\.)?(Ridge|Proximal|Ema|Kalman|ClosedFormLinear)\b", readme + page):
-        assert hasattr(cf, name)
 
 
 def test_the_readmes_loops_run():
@@ -213,13 +185,6 @@ def test_few_rows_take_no_square_matrix(tmp_path):
     few, many = (row["peak_bytes"] for row in rows if "points" in row)  # of a layer shared over 256 and 8,192 points
     assert many < 10 * few, "32 times the points"
     assert many < next(row["phi_bytes"] for row in rows if row.get("points") == 8192)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the triton package for its interpreter")
-def test_the_cuda_kernels_in_tritons_interpreter():
-    """The kernels compute the same function on the CPU, one program at a time; on a GPU see test_gpu.py."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, str(ROOT / "tests" / "interpret_kernels.py")], check=True, env=environment)
 
 
 def test_the_tables_of_docs_tabular_are_the_committed_results():

@@ -7,6 +7,7 @@ import closedform as cf
 from closedform.solver import linalg, reference
 from closedform.solver.systems import Rows
 
+from . import cases
 from .cases import conditions, lams, shapes
 from .helpers import columns, features, head, matrix, problem, relative
 
@@ -109,19 +110,7 @@ def test_vector_lambda_without_a_value_for_the_bias_uses_the_mean():
     assert torch.equal(matrix(short), matrix(full))
 
 
-RULES = {
-    "ridge": cf.Ridge(0.5),
-    "minimum norm": cf.Ridge(0.0),
-    "proximal": cf.Proximal(0.5),
-    "auto": cf.Proximal("auto"),
-    "per sample": cf.Proximal(cf.per_sample(0.1)),
-    "vector": cf.Proximal(torch.arange(1.0, 8.0)),
-    "ema": cf.Ema(0.5, 0.9),
-    "information": cf.Kalman(0.9, lam=0.5, form="information"),
-    "covariance": cf.Kalman(0.9, lam=0.5, form="covariance"),
-    "drift": cf.Kalman(0.9, drift=0.1, lam=0.5, form="covariance"),
-}
-rules = pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in RULES.items()])
+rules = cases.rules(*cases.SOLVE_RULES)
 
 
 @rules

@@ -11,38 +11,9 @@ from closedform import training
 from closedform.solver import elimination, lambdas
 from closedform.stack.models import Candidate, Stack, _generator
 from closedform.stack.networks import mlp
-from tests.helpers import relative
 
-STEPS, ROWS, INPUTS, WIDTH, OUTPUTS = 100, 90, 7, 12, 3
-TENSOR = torch.linspace(0.5, 3, WIDTH)
-RULES = {
-    "l2": Candidate(0.05),
-    "l2 cosine": Candidate(0.05, cosine=True, init="lecun"),
-    "ridge": Candidate(0.05, cf.Ridge(0.3)),
-    "ridge per sample": Candidate(0.02, cf.Ridge(cf.per_sample(0.1)), init="he"),
-    "proximal": Candidate(0.05, cf.Proximal(5.0), init="xavier"),
-    "auto": Candidate(0.03, cf.Proximal("auto")),
-    "relative": Candidate(0.03, cf.Proximal(lambdas.relative(2.0, per_feature=True))),
-    "vector": Candidate(0.03, cf.Proximal(TENSOR)),
-    "follow": Candidate(0.05, cf.Proximal(5.0), cosine=True, follow=True),
-    "ema": Candidate(0.05, cf.Ema(0.3, momentum=0.8)),
-    "kalman": Candidate(0.05, cf.Kalman(0.95)),
-    "kalman follow": Candidate(0.05, cf.Kalman(0.9, lam=2.0), cosine=True, follow=True),
-}
-
-
-def data(seeds=2, n=ROWS, dtype=torch.float64):
-    g = torch.Generator().manual_seed(5)
-    X = torch.randn(seeds, n, INPUTS, generator=g, dtype=dtype)
-    Y = torch.sin(X @ torch.randn(INPUTS, OUTPUTS, generator=g, dtype=dtype)) + 0.05 * X[..., :OUTPUTS]
-    return X, Y
-
-
-def stack(candidates, seeds=(0, 3), dtype=torch.float64, batch_size=8, **options):
-    backbones = [mlp([INPUTS, 10, WIDTH], generator=torch.Generator().manual_seed(s)).to(dtype) for s in seeds]
-    made = Stack(backbones, candidates, OUTPUTS, batch_size=batch_size, total=STEPS, seeds=seeds, **options)
-    made.feed(*data(len(seeds), dtype=dtype))
-    return made
+from .helpers import relative
+from .stack_cases import CANDIDATES, OUTPUTS, ROWS, STEPS, WIDTH, data, stack
 
 
 def alone(candidate, backbone, layer, x, y, seed, optimizer, batch_size, algorithm=1, reduction="mean", steps=STEPS):
@@ -91,7 +62,7 @@ def compare(made, candidates, before, optimizer, tolerance, **options):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("batch_size", [8, 30])
 def test_equals_training_alone(optimizer, batch_size):
-    candidates = list(RULES.values())
+    candidates = list(CANDIDATES.values())
     if optimizer == "adam":
         candidates = [Candidate(c.lr / 10, c.rule, c.init, c.cosine, c.follow) for c in candidates]
     made = stack(candidates, batch_size=batch_size, optimizer=optimizer)
@@ -102,7 +73,7 @@ def test_equals_training_alone(optimizer, batch_size):
 
 @pytest.mark.parametrize("options", [{"algorithm": 2}, {"reduction": "sum"}])
 def test_equals_training_alone_in_its_variants(options):
-    candidates = [RULES[name] for name in ("l2", "proximal", "ridge", "kalman")]
+    candidates = [CANDIDATES[name] for name in ("l2", "proximal", "ridge", "kalman")]
     made = stack(candidates, **options)
     before = {(s, k): made.module(s, k) for s in range(2) for k in range(4)}
     made.advance(STEPS)
@@ -110,7 +81,7 @@ def test_equals_training_alone_in_its_variants(options):
 
 
 def test_equals_training_alone_without_a_bias():
-    candidates = [RULES[name] for name in ("l2", "auto", "proximal", "kalman")]
+    candidates = [CANDIDATES[name] for name in ("l2", "auto", "proximal", "kalman")]
     made = stack(candidates, bias=False)
     before = {(s, k): made.module(s, k) for s in range(2) for k in range(4)}
     assert before[0, 0][1].bias is None
@@ -119,7 +90,7 @@ def test_equals_training_alone_without_a_bias():
 
 
 def test_equals_training_alone_in_float32():
-    candidates = list(RULES.values())
+    candidates = list(CANDIDATES.values())
     made = stack(candidates, dtype=torch.float32)
     before = {(s, k): made.module(s, k) for s in range(2) for k in range(len(candidates))}
     made.advance(STEPS)
@@ -127,7 +98,7 @@ def test_equals_training_alone_in_float32():
 
 
 def test_a_model_that_diverges_disturbs_no_other():
-    good = [RULES[name] for name in ("l2", "proximal", "kalman", "ridge")]
+    good = [CANDIDATES[name] for name in ("l2", "proximal", "kalman", "ridge")]
     bad = [Candidate(1e30, c.rule) for c in good]
     mixed = stack([c for pair in zip(bad, good) for c in pair], dtype=torch.float32)
     clean = stack(good, dtype=torch.float32)
@@ -141,7 +112,7 @@ def test_a_model_that_diverges_disturbs_no_other():
 
 
 def test_dropping_models_leaves_the_others_as_they_were():
-    candidates = list(RULES.values())
+    candidates = list(CANDIDATES.values())
     whole, cut = stack(candidates), stack(candidates)
     kept = [11, 2, 0, 10, 4, 5]
     whole.advance(60)
@@ -154,7 +125,7 @@ def test_dropping_models_leaves_the_others_as_they_were():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_restored_stack_goes_on_as_if_nothing_had_happened(optimizer):
-    candidates = list(RULES.values())
+    candidates = list(CANDIDATES.values())
     whole, resumed = stack(candidates, optimizer=optimizer), stack(candidates, optimizer=optimizer)
     first = stack(candidates, optimizer=optimizer)
     whole.advance(60)
@@ -167,11 +138,11 @@ def test_a_restored_stack_goes_on_as_if_nothing_had_happened(optimizer):
 
 
 def test_evaluate_is_the_mean_squared_error_of_the_module():
-    made = stack(list(RULES.values()))
+    made = stack(list(CANDIDATES.values()))
     made.advance(5)
     X, Y = data()
     errors = made.evaluate(X, Y)
-    for k in range(len(RULES)):
+    for k in range(len(CANDIDATES)):
         backbone, layer = made.module(1, k)
         assert errors[1, k].item() == pytest.approx(
             nn.functional.mse_loss(layer(backbone(X[1])), Y[1]).item(), rel=1e-9
@@ -179,7 +150,7 @@ def test_evaluate_is_the_mean_squared_error_of_the_module():
 
 
 def test_the_training_loss_is_averaged_over_the_steps():
-    made = stack([RULES["l2"]], seeds=(0,), batch_size=ROWS)
+    made = stack([CANDIDATES["l2"]], seeds=(0,), batch_size=ROWS)
     X, Y = data(1)
     start = made.evaluate(X, Y)
     made.advance(1)

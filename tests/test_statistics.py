@@ -7,7 +7,7 @@ from torch import nn
 import closedform as cf
 from closedform.solver import reference
 
-from .helpers import backbone, batches, columns, head, matrix, problem, relative
+from .helpers import Model, backbone, batches, columns, head, matrix, problem, relative
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -90,8 +90,6 @@ def test_refit_of_a_low_precision_head():
 
 
 def test_refit_of_a_head_inside_the_model():
-    from .test_head import Model
-
     data = batches(9)
     model, other = Model(cf.Kalman()), Model(cf.Kalman())
     cf.refit_(model.fc, model, data, beta=0.1)

@@ -6,37 +6,8 @@ import torch
 import closedform as cf
 from closedform.solver import reference
 
+from .cases import nasty
 from .helpers import columns, matrix
-
-
-def nasty(g: torch.Generator):
-    """A random problem in float32: any lambda, scale and rank; duplicate, constant and zero features; n = 1."""
-
-    def pick(low, high):
-        return int(torch.randint(low, high + 1, (), generator=g))
-
-    def chance(p):
-        return float(torch.rand((), generator=g)) < p
-
-    n, d, o = (1 if chance(0.1) else pick(1, 24)), pick(1, 16), pick(1, 3)
-    rank = pick(1, min(n, d))
-    phi = torch.randn(n, rank, generator=g) @ torch.randn(rank, d, generator=g)
-    if chance(0.3):
-        phi = phi * torch.logspace(0, -float(torch.rand((), generator=g)) * 6, d)
-    if chance(0.2):
-        phi[:, pick(0, d - 1)] = phi[:, 0]
-    if chance(0.2):
-        phi[:, pick(0, d - 1)] = 1.0
-    if chance(0.2):
-        phi[:, pick(0, d - 1)] = 0.0
-    if chance(0.05):
-        phi.zero_()
-    if chance(0.2) and n > 1:
-        phi[-1] = phi[0]
-    phi = phi * 10 ** float(torch.empty(()).uniform_(-6, 6, generator=g))
-    y = torch.randn(n, o, generator=g) * 10 ** float(torch.empty(()).uniform_(-3, 3, generator=g))
-    lam = 10 ** float(torch.empty(()).uniform_(-8, 8, generator=g))
-    return phi, y, lam, chance(0.5)
 
 
 def check(phi, y, lam, bias, kind):

@@ -111,10 +111,19 @@ class Auto(Rule):
             solve = self._by_class
         elif self.filtered(W.shape[-1]):
             gamma, hold = self._forgetting(batch.squared, W)
-            prior = torch.where(step == 0, lambdas.relative().of(system, step), memory["prior"])
+            first = memory["prior"] <= 0  # nothing has been taken in yet
+            prior = torch.where(first, lambdas.relative().of(system, step), memory["prior"])
             held = (hold * (1 - gamma)).unsqueeze(-1) * lambdas.units(system) if any(self.hold) else None
             matrix, solve = filters.absorb(
-                "information", memory["information"], system, prior.expand(len(gamma), -1), gamma, 0.0, step, held
+                "information",
+                memory["information"],
+                system,
+                prior.expand(len(gamma), -1),
+                gamma,
+                0.0,
+                step,
+                first,
+                held,
             )
             new |= {"information": matrix, "prior": prior}
         else:

@@ -358,7 +358,7 @@ if triton is not None:
         new = tl.load(rounded + row * (d + 1) + c, mask=c < (d + 1) * sound, other=0.0)
         tl.store(weight + row * d + c, new, mask=c < d * sound)
         if BIAS:
-            tl.store(bias + row + c * 0, new, mask=(c == d) & (sound == 1))
+            tl.store(bias + row + c * 0, new, mask=(c == d) & (c < (d + 1) * sound))
         if row + tl.program_id(1) == 0:
             tl.store(step, tl.load(step) + sound)
             tl.store(attempts, tl.load(attempts) + 1)

@@ -49,37 +49,41 @@ def absorb(
     gamma: float | Tensor,
     drift: float,
     step: Tensor,
+    first: Tensor | None = None,
     held: Tensor | None = None,
-    later: bool = False,
 ) -> Absorbed:
     """Predict and take in a batch. Before the first one `matrix` is zero, and the prior stands in for it.
 
-    held: precision that every step adds to the features, `(..., D)`, in the information form alone.
-    later: whether it is known beforehand that this is not the first batch."""
-    first = step == 0
+    first: which features have seen no batch yet, `(..., D)`; None where it is known that all of them have.
+    held: precision that every step adds to the features, `(..., D)`, in the information form alone."""
     leak = _leak(prior, gamma, system, step)
     if form == "information":
         A = _predicted_information(matrix, gamma, drift)
         added = leak.on_diagonal(prior)
         added = added if held is None else added + held
-        absorbed = _information(A, added if later else torch.where(first, prior, added), system)
+        absorbed = _information(A, added if first is None else torch.where(first, prior, added), system)
     else:
-        start = 1 / torch.maximum(prior, leak.floor)
         P = matrix / _beside(gamma, matrix)
-        P.diagonal(dim1=-2, dim2=-1).add_(torch.where(first, start, torch.full_like(start, drift)))
+        grown = torch.full_like(prior, drift)
+        if first is not None:
+            grown = torch.where(first, 1 / torch.maximum(prior, leak.floor), grown)
+        P.diagonal(dim1=-2, dim2=-1).add_(grown)
         absorbed = _covariance(P, leak, system)
     alike = system.diagonal().ndim == prior.ndim  # not where several filters share the features of one model
-    if alike and not later and route.may_branch(step) and not isinstance(system, ClassRows) and bool(first):
-        # the first step is a proximal one, and has that one's ways with ill-conditioned systems
-        return Absorbed(absorbed.matrix, linalg.factor(system, prior))
-    return absorbed
+    if first is None or not alike or isinstance(system, ClassRows) or not route.may_branch(step):
+        return absorbed
+    # the first step is a proximal one, and has that one's ways with ill-conditioned systems
+    return Absorbed(absorbed.matrix, linalg.factor(system, prior)) if bool(first.all()) else absorbed
 
 
-def restarted(form: route.Form, matrix: Tensor, prior: Tensor, system: System, step: Tensor) -> Tensor:
+def restarted(form: route.Form, matrix: Tensor, prior: Tensor, system: System) -> Tensor:
     """The matrix after a solve that failed: that of the prior where the batch was finite, else the old one."""
-    total = system.C.sum() + system.diagonal().sum()
-    fresh = torch.diag_embed(prior if form == "information" else 1 / prior)
-    return torch.where((total - total == 0) & (step > 0), fresh, matrix)
+    total = system.C.sum((-2, -1)) + system.diagonal().sum(-1)
+    again = ((total - total == 0) & (prior > 0).all(-1)).to(matrix.dtype)
+    kept = matrix * (1 - again)[..., None, None]
+    start = prior if form == "information" else 1 / prior
+    kept.diagonal(dim1=-2, dim2=-1).add_(torch.where(again.unsqueeze(-1) > 0, start, torch.zeros_like(start)))
+    return kept
 
 
 def noise(old: Tensor, system: System, dW: Tensor, gamma: float | Tensor, step: Tensor) -> Tensor:

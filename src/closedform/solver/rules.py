@@ -285,17 +285,17 @@ class Kalman(Rule):
         gamma = self.forget(step) if callable(self.forget) else self.forget
         if route.may_branch(step) and not (isinstance(gamma, Tensor) and gamma.ndim):
             lambdas.check_forget(gamma)
-        later = getattr(batch, "later", False)
-        prior = memory["prior"]
-        if not later:
-            prior = torch.where(step == 0, _value(self.lam, memory, system, step, "lambda"), prior)
-        state = filters.absorb(form, memory[form], system, prior, gamma, self.drift, step, later=later)
+        prior, first = memory["prior"], None
+        if not getattr(batch, "later", False):
+            first = prior <= 0  # nothing has been taken in yet
+            prior = torch.where(first, _value(self.lam, memory, system, step, "lambda"), prior)
+        state = filters.absorb(form, memory[form], system, prior, gamma, self.drift, step, first)
         solution = state.solve(system)
         noise = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
             solution = majorise(batch, W, system, state.solve, solution, batch.inner_steps - 1)
         new = {form: state.matrix, "prior": prior, "noise": noise}
-        reset = None if W.ndim > 2 else {form: filters.restarted(form, memory[form], prior, system, step)}
+        reset = {form: filters.restarted(form, memory[form], memory["prior"], system)}
         return Step(W + solution.update, new, solution.ok & (prior > 0).all(-1), reset)
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:

@@ -62,7 +62,8 @@ class Rows:
 
     def moments(self) -> Moments:
         D = self.X.shape[-1]
-        return Moments(self.gram(), (self.wide.mT @ self.E)[..., :D, :], lambda: self.ee, self.n, self.bias)
+        C = (self.wide.mT @ self.E)[..., :D, :]
+        return Moments(self.gram(), C, lambda: self.ee, self.n, self.bias, lambda: self)
 
     def scaled(self, scale: Tensor) -> Rows:
         """In other units: every feature multiplied by its scale `(..., D)`."""
@@ -154,9 +155,7 @@ def rows_of(system: System) -> Rows:
 def least_squares(X: Tensor, E: Tensor) -> System:
     """The system of rows as they are, by the smaller route."""
     rows = Rows(X, E, X.shape[-2])
-    if route.by_rows(X.shape[-2], X.shape[-1]):
-        return rows
-    return replace(rows.moments(), rows=lambda: rows)
+    return rows if route.by_rows(X.shape[-2], X.shape[-1]) else rows.moments()
 
 
 @dataclass
@@ -307,6 +306,7 @@ class Batch:
             if total is None:
                 total = part
             else:
+                total.rows = None
                 total.G += part.G
                 total.C += part.C
                 total.squares = total.ee + part.ee

@@ -40,14 +40,19 @@ class Heads:
         take = guard.accepted(new.ok, new.W, new.memory, self.W.dtype)
         self.W.copy_(guard.chosen(take, new.W, self.W))
         for name, tensor in new.memory.items():
-            self.memory[name].copy_(guard.chosen(take, tensor, self.memory[name]))
+            otherwise = self.memory[name] if new.reset is None or name not in new.reset else new.reset[name]
+            self.memory[name].copy_(guard.chosen(take, tensor, otherwise))
         self.step += 1 if take.ndim else take
         self.rejected += ~take
-        self._later = take.ndim > 0  # of one layer the first solve may have been rejected
+        if not self._later:
+            self.restored()
 
     def restored(self) -> None:
-        """To be called after the state was written."""
-        self._later = self.rejected.ndim > 0 and int(self.step) > 0
+        """To be called after the state was written: looks whether every model has taken in a batch, after which nothing has
+        to be set up. (Never while a graph is being captured, which cannot wait.)"""
+        capturing = self.W.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        prior = self.memory.get("prior")
+        self._later = not capturing and prior is not None and bool((prior > 0).all())
 
     def state(self) -> dict[str, Tensor]:
         """What training changes beside the layers."""
