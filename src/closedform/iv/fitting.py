@@ -153,8 +153,8 @@ def diagnosed(
 ) -> Summary:
     """The summary, completed by means over the members; `values` is the number of different instruments.
 
-    What the instruments move is measured on all rows that a member's stage one has not seen. On the held-out ones alone it
-    is a matter of luck: of mroz, 64 rows, the share is 0.19 with a standard deviation of 0.10 over draws of them.
+    What the instruments move is measured on all rows that a member's stage one has not seen: the held-out ones alone are
+    so few in a small table that the share is a matter of luck.
 
     The controls are taken out first, by a regression on their features over the rows of stage one: shares and differences
     between members are of what is left, or they would be about the controls. The layers of training are compared by their
