@@ -1,6 +1,7 @@
 """`DFIVRegressor` with its defaults on small simulated designs: curves by number of rows, and many instruments.
 
     python benchmarks/dfiv_designs.py
+    python benchmarks/dfiv_designs.py --shapes     # eight shapes against the sieve, kernels and learned features alone
 
 Curves: `x = z + u / 2`, `y = f(x) + 2 u + e / 10` with z, u, e standard normal. Errors are mean squared, of the curve at 41
 points from -1.5 to 1.5. Beside it two-stage least squares, and a sieve: two-stage least squares on Hermite polynomials, of
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import dfiv_shapes
 from closedform.estimators import DFIVRegressor
 from common import RESULTS, save
 
@@ -71,9 +73,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed, few rows")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--shapes", action="store_true", help="the eight shapes of dfiv_shapes.py instead")
     args = parser.parse_args()
     args.device = "cpu"
     torch.set_num_threads(1)
+    if args.shapes:
+        rows = []
+        for seed in range(1 if args.quick else 5):
+            for name in dfiv_shapes.SHAPES:
+                rows.append(dfiv_shapes.measured(name, 400 if args.quick else 2000, seed))
+                print(rows[-1], flush=True)
+        save(args, "dfiv_shapes", "Is the estimator near the best of simpler ones, whatever the shape?", rows)
+        return
     table: list[dict] = []
     for name in CURVES:
         for n in (200,) if args.quick else (500, 2000, 8000):

@@ -16,6 +16,9 @@ from closedform.solver.lambdas import relative
 
 from .iv_cases import SMALL, design
 
+# fits of designs with weak instruments warn, which tests/test_dfiv_average.py is about
+pytestmark = pytest.mark.filterwarnings("ignore:.*weak instruments")
+
 
 @pytest.mark.parametrize("kinds", [("linear", "deep"), ("deep", "linear")])
 @pytest.mark.parametrize("controls", [(True, False), (False, True), (True, True)])

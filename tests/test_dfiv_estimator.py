@@ -16,6 +16,9 @@ from closedform.paper.data import iv
 
 SMALL = {"max_iter": 15, "n_features": (4, 8, 4), "hidden_layer_sizes": (16,), "random_state": 0}
 
+# fits of designs with weak instruments warn, which tests/test_dfiv_average.py is about
+pytestmark = pytest.mark.filterwarnings("ignore:.*weak instruments")
+
 
 def design(n=400, seed=0, controls=False):
     """A confounded line: y = 2 x + w + 3 u, where regression finds a steeper one."""
@@ -178,9 +181,9 @@ def test_copies_of_a_row_stay_in_one_stage(monkeypatch):
     drawn = np.random.default_rng(0).integers(200, size=200)
     seen, diagnosed = [], fitting.diagnosed
 
-    def spy(made, trained, tried, data, split, held, values):
-        seen.extend([split.first, split.second, held])
-        return diagnosed(made, trained, tried, data, split, held, values)
+    def spy(made, trained, tried, data, splits, held, values):
+        seen.extend([splits[0].first, splits[0].second, held])
+        return diagnosed(made, trained, tried, data, splits, held, values)
 
     monkeypatch.setattr(fitting, "diagnosed", spy)
     model = DFIVRegressor(**SMALL | {"max_iter": 1})

@@ -1,6 +1,7 @@
 """Causal questions: instrumental variables and proxies with learned features.
 
 `DFIVRegressor` and `DFPVRegressor` work like scikit-learn's estimators (extra `sklearn`), and `load` reads what they saved.
+`PolicyEvaluator` tells the value of a policy from logged transitions.
 
 Beneath them: `DFIV` holds three networks and two solved layers and takes one outer iteration of the paper's Algorithm 3 at a
 time; `train` draws its batches from a `Split` of the rows; `reestimated` solves both layers once more on all of them.
@@ -13,6 +14,7 @@ from . import linear, networks, reference
 from .algorithm import DFIV, Rules
 from .evaluation import Layers, reestimated
 from .loop import Data, Split, train
+from .policy import PolicyEvaluator
 
 if TYPE_CHECKING:
     from ..estimator_files import load
@@ -25,6 +27,7 @@ __all__ = [
     "DFPVRegressor",
     "Data",
     "Layers",
+    "PolicyEvaluator",
     "Rules",
     "Split",
     "linear",

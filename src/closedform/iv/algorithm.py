@@ -63,13 +63,14 @@ def ones(features: Tensor) -> Tensor:
     return nn.functional.pad(features.double(), (0, 1), value=1.0)
 
 
-def products(psi: Tensor, xi: Tensor | None) -> Tensor:
-    """Stage-two features `[psi, 1]`, or `[psi, 1] (x) [xi, 1]`, of width `(d + 1) (q + 1)`.
+def products(psi: Tensor, xi: Tensor | None, intercept: bool = True) -> Tensor:
+    """Stage-two features `[psi, 1]`, or `[psi, 1] (x) [xi, 1]`, of width `(d + 1) (q + 1)`; without an intercept psi has no
+    column of ones.
 
     >>> products(torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0]]))
     tensor([[10.,  2., 15.,  3.,  5.,  1.]], dtype=torch.float64)
     """
-    psi = ones(psi)
+    psi = ones(psi) if intercept else psi.double()
     return psi if xi is None else (psi[:, :, None] * ones(xi)[:, None, :]).flatten(1)
 
 
@@ -81,6 +82,7 @@ class DFIV:
         found, which takes psi once and not twice an iteration.
     covariate_steps: of xi alone, each with a solve of w, before the step of psi (as the published code of DFIV does); xi
         then has no part in that step.
+    intercept: of stage two. Differences of features have none: a constant of the function is a difference of its own.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DFIV:
         T2: int = 1,
         covariate_steps: int = 0,
         order: Literal["step", "solve"] = "step",
+        intercept: bool = True,
         generator: torch.Generator | None = None,
     ):
         if T1 < 1 or T2 < 1 or covariate_steps < 0:
@@ -111,17 +114,19 @@ class DFIV:
         self.psi, self.phi, self.xi = psi, phi, xi
         self.rules = Rules() if rules is None else rules
         self.T1, self.T2, self.covariate_steps, self.order = T1, T2, covariate_steps, order
+        self.intercept = intercept
         self.skipped = 0  # gradient steps whose loss was not finite
         d, k, q = (*widths, 0)[:3]
         self.widths = d, k, q
         self.first = layer(self.rules.first, k + 1, d, generator)
-        self.second = layer(self.rules.second, (d + 1) * (q + 1 if xi is not None else 1), outputs, generator)
+        width = (d + int(intercept)) * (q + 1 if xi is not None else 1)
+        self.second = layer(self.rules.second, width, outputs, generator)
         joint = list(psi.parameters())
         if xi is not None and not covariate_steps:
             joint += list(xi.parameters())
-        self.optimizers = [_adamw(list(phi.parameters()), lr, weight_decay), _adamw(joint, lr, weight_decay)]
+        self.optimizers = [adamw(list(phi.parameters()), lr, weight_decay), adamw(joint, lr, weight_decay)]
         if xi is not None and covariate_steps:
-            self.optimizers.append(_adamw(list(xi.parameters()), lr, weight_decay))
+            self.optimizers.append(adamw(list(xi.parameters()), lr, weight_decay))
 
     # ---- One iteration -----------------------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class DFIV:
 
         def features() -> Tensor:
             psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
-            return products(psi_hat, None if self.xi is None else self._xi(o))
+            return products(psi_hat, None if self.xi is None else self._xi(o), self.intercept)
 
         if self.order == "solve":
             F = features()
@@ -195,28 +200,21 @@ class DFIV:
         with torch.no_grad():
             psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
         for _ in range(self.covariate_steps):
-            F = products(psi_hat, self.xi(o))
+            F = products(psi_hat, self.xi(o), self.intercept)
             self.second.solve(F.detach(), y)
             self._descend(2, (F @ self.second.W.T - y).square().sum())
 
     def _descend(self, which: int, loss: Tensor) -> None:
         optimizer = self.optimizers[which]
-        if optimizer is None:
-            return
-        if not bool(torch.isfinite(loss)):
-            self.skipped += 1  # a solve that failed inside stage two must not reach the weights
-            return
-        parameters = optimizer.param_groups[0]["params"]
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
-            parameter.grad = gradient
-        optimizer.step()
+        if optimizer is not None and not descend(optimizer, loss):
+            self.skipped += 1
 
     # ---- What it knows -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def features(self, x: Tensor, o: Tensor | None = None) -> Tensor:
         """Stage-two features at a treatment."""
-        return products(self.psi(x), None if self.xi is None else self._xi(o))
+        return products(self.psi(x), None if self.xi is None else self._xi(o), self.intercept)
 
     def predict(self, x: Tensor, o: Tensor | None = None) -> Tensor:
         """The structural function by the layer as it is: the paper's *online* evaluation."""
@@ -255,7 +253,19 @@ def _check_given(o: Tensor | None) -> None:
         raise ValueError("there are no covariates o, and the model has a network xi of them: expected o as well")
 
 
-def _adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
+    """A gradient step of the optimizer's parameters, or False where the loss is not finite: a solve that failed must not
+    reach the weights."""
+    if not bool(torch.isfinite(loss)):
+        return False
+    parameters = optimizer.param_groups[0]["params"]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+        parameter.grad = gradient
+    optimizer.step()
+    return True
+
+
+def adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer | None:
     """None for a network without weights, such as `nn.Identity`."""
     if not parameters:
         return None

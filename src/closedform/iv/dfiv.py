@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from torch import nn
 from .. import estimator_files
 from ..arrays import one_thread
 from ..parameters import are_sizes, check_auto, is_count, is_positive
-from . import files, fitting, linear
+from . import average, files, fitting, linear
 from .bootstrap import bootstrap
 from .effects import banded, normal, pair
 from .inputs import Observations, check_columns, checked, columns, mark, matrix, names, outcome, scaled
 from .members import HOLD_OUT, Member
-from .summary import Summary
+from .summary import Summary, answers
 
 CHUNK = 4096  # rows predicted at a time
 FITTED = (
@@ -31,6 +32,8 @@ FITTED = (
     "members_",
     "summary_",
     "replicates_",
+    "_sample",
+    "_covariances",
 )  # attributes that a fit sets
 
 
@@ -47,8 +50,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     Parameters
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
-    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "deep", or "auto", which
-        compares both and takes the linear one unless the other is clearly better.
+    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
+        and cube, and those of the instruments), "deep", or "auto", which compares them and takes the simplest one that is
+        not clearly worse; the sieve takes part up to 10 treatments.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).
     n_features : how many features are learned of treatment, instruments and controls, besides their own columns; "auto" is
         (8, 32, 16), and 48 of the controls for more than 4000 rows.
@@ -92,6 +96,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     _instruments: int
     _own: list[int]
     _rows: list[Any]
+    _sample: tuple[np.ndarray, np.ndarray | None]
+    _covariances: list[torch.Tensor]
     _drawn: np.ndarray
     _stage_one: np.ndarray
     _x: tuple[np.ndarray, np.ndarray]
@@ -139,7 +145,11 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, Z: Any = None, W: Any = None) -> DFIVRegressor:
         """Fit treatments `X (n, p)`, outcomes `y (n,)`, instruments `Z (n, m)` and controls `W (n, q)` or None. Controls are
         instruments for themselves, whether or not Z repeats them."""
-        return self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
+        self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
+        for sentence in self.summary_.warnings:
+            if "weak instruments" in sentence:
+                warnings.warn(sentence, stacklevel=2)
+        return self
 
     def _fit(
         self, X: Any, y: Any, Z: Any, controls: Any, treatments: list[str], tables: dict[str, list[str] | None]
@@ -150,10 +160,12 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         for name in FITTED:  # of an earlier fit, perhaps of another kind; at the end, so that an error changes nothing
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)
+        if self.summary_.treatments and self.n_features_in_ <= fitting.WIDE:
+            self.summary_.answer = answers(self.summary_, *self.average_effect(level=0.95), 0.95)
         return self
 
     def _check_parameters(self) -> None:
-        choices = {"features": ("deep", "linear"), "treatment": ("auto", "linear", "deep")}
+        choices = {"features": ("deep", "linear"), "treatment": ("auto", "linear", "sieve", "deep")}
         choices["rule"] = ("proximal", "kalman", "ridge")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -306,9 +318,33 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"Z has {count} instruments; the fit had {self._instruments}")
 
     def summary(self) -> Summary:
-        """Diagnostics: strength of the instruments, what is identified, and warnings. Print it."""
+        """The average effect, then diagnostics: strength of the instruments, what is identified, and warnings. Print it."""
         check_is_fitted(self, "summary_")
         return self.summary_
+
+    def average_effect(self, *, level: float = 0.95, at: Any = None, by: float | None = None) -> average.AverageEffect:
+        """The effect of each treatment averaged over the rows of the fit: estimate, ends of an interval, and where that is
+        from: "bootstrap" after `bootstrap`, "standard errors" of a linear fit, "asymptotic" otherwise, which takes the
+        learned features for known.
+
+        at : a treatment that all rows are given, instead of their own.
+        by : the change of the treatment; None is the slope, the effect of a unit.
+        """
+        check_is_fitted(self, "summary_")
+        return average.average_effect(self, level=level, at=at, by=by, rows=self._kept())
+
+    def plot_effect(self, treatment: int = 0, *, level: float | None = 0.95, points: int = 50, axis: Any = None) -> Any:
+        """Draw the outcome against one treatment, averaged over the rows of the fit, with a band from `bootstrap` (None: no
+        band). Returns the axis of matplotlib."""
+        check_is_fitted(self, "summary_")
+        return average.plot_effect(self, treatment=treatment, level=level, points=points, axis=axis)
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray | None]:
+        if not hasattr(self, "_sample"):
+            raise ValueError(
+                "a fit that was read from a file has no rows to average over: see effect and marginal_effect"
+            )
+        return self._sample
 
     # ---- Intervals -------------------------------------------------------------------------------
 

@@ -156,6 +156,8 @@ def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> 
 
 def online(model: DFIV) -> Layers:
     """The layers of training, as they are."""
+    if not model.intercept:
+        raise ValueError("the model has no intercept in stage two; expected one with it, as these layers have")
     d, _, q = model.widths
     W, w = model.first.W, model.second.W
 

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from ..arrays import moments, one_thread
-from . import Data, Split, evaluation, linear, members
+from . import Data, Split, average, evaluation, linear, members
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
 from .members import Design, Member, Ridges
 from .summary import Summary, deep_part, linear_part
@@ -45,7 +45,7 @@ def attributes(
     check_beyond(own, controls)
     shape = {"n_features_in_": X.shape[1], "_controls": 0 if controls is None else controls.shape[1], "_names": names}
     shape |= {"_columns": columns or {}, "_instruments": Z.shape[1], "_own": which}
-    shape |= {"_rows": [len(X), mark(rows)]}
+    shape |= {"_rows": [len(X), mark(rows)], "_sample": average.kept_rows(X, controls)}
     if settings.features == "linear":
         fit = linear.two_stage(X, y, own, controls)
         shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
@@ -66,10 +66,11 @@ def attributes(
     data = Data(*(scaled(part, scales[name]) for name, part in parts.items()))
     seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
     with one_thread():
-        trained, tried, split, held = train(settings, data, groups, designs, ridges, seed)
+        trained, tried, splits, held = train(settings, data, groups, designs, ridges, seed)
         summary = linear_part(X, y, own, controls, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
-        summary = diagnosed(summary, trained, tried, data, split, held, len(np.unique(own, axis=0)))
-    return shape | scales | {"members_": trained, "summary_": summary}
+        summary = diagnosed(summary, trained, tried, data, splits, held, len(np.unique(own, axis=0)))
+        covariances = [average.covariance(member, data, split) for member, split in zip(trained, splits)]
+    return shape | scales | {"members_": trained, "summary_": summary, "_covariances": covariances}
 
 
 def iterations(settings: DFIVRegressor) -> int:
@@ -108,8 +109,8 @@ def train(
     designs: list[Design] | None,
     ridges: Ridges | None,
     seed: int,
-) -> tuple[list[Member], Tried, Split, Tensor]:
-    """Members, the models compared, the first split and the rows held out."""
+) -> tuple[list[Member], Tried, list[Split], Tensor]:
+    """Members, the models compared, the split of each member and the rows held out."""
     order = np.random.default_rng(seed).permutation(np.unique(groups))
     count = round(settings.validation_fraction * len(order))
     if count < HELD or len(order) - count < 2 * HELD:
@@ -133,58 +134,68 @@ def train(
     total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
     best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, ridges)
-    contenders = [best]
+    contenders, splits = [best], [first]
     for k in range(1, settings.members):
         part = split(k // 2)
         part = Split(part.second, part.first) if k % 2 else part
         design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
         stage_one = None if ridges is None else ridges[min(k, len(ridges) - 1)][0]
+        splits.append(part)
         contenders.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
     if tick is not None:
         tick.close()
-    return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, first, held
+    return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, splits, held
 
 
 @torch.no_grad()
 def diagnosed(
-    summary: Summary, trained: list[Member], tried: Tried, data: Data, split: Split, held: Tensor, values: int
+    summary: Summary, trained: list[Member], tried: Tried, data: Data, splits: list[Split], held: Tensor, values: int
 ) -> Summary:
-    """The summary, completed by means over the members on held-out rows; `values` is the number of different instruments.
+    """The summary, completed by means over the members; `values` is the number of different instruments.
+
+    What the instruments move is measured on all rows that a member's stage one has not seen: the held-out ones alone are
+    so few in a small table that the share is a matter of luck.
 
     The controls are taken out first, by a regression on their features over the rows of stage one: shares and differences
     between members are of what is left, or they would be about the controls. The layers of training are compared by their
     mean over the controls, because their values for single rows have the noise of the last batches."""
-    rows, before = data.rows(held), data.rows(split.first)
-    R2, shares, effects, curves = [], [], [], []
-    for member in trained:
+    rows = data.rows(held)
+    R2, shares, share_errors, effects, curves = [], [], [], [], []
+    for member, split in zip(trained, splits):
+        unseen, before = data.rows(torch.cat([held, split.second])), data.rows(split.first)
         layers = member.layers
-        predicted = layers.phi(member.phi(rows.Z).double()) @ layers.W.T + layers.b
-        f = member.structural(rows.X, rows.O)
+        predicted = layers.phi(member.phi(unseen.Z).double()) @ layers.W.T + layers.b
+        f = member.structural(unseen.X, unseen.O)
 
         def known(part: Data, member: Member = member) -> Tensor:
             psi = member.layers.psi(member.psi(part.X).double())
             return torch.cat([psi, member.structural(part.X, part.O)[:, None]], 1)
 
-        target = known(rows)
+        target = known(unseen)
         by_controls = target.mean(0)
-        if member.xi is not None and rows.O is not None and before.O is not None:
+        if member.xi is not None and unseen.O is not None and before.O is not None:
             xi = evaluation.scale_of(member.xi(before.O).double())
             C, c = evaluation.fit(xi(member.xi(before.O).double()), known(before), evaluation.BETA_1)
-            by_controls = xi(member.xi(rows.O).double()) @ C.T + c
+            by_controls = xi(member.xi(unseen.O).double()) @ C.T + c
         beyond, target = target - by_controls, target[:, :-1]
         left = beyond.square().mean(0).clamp(min=1e-30)
         R2.append(1 - (target - predicted).square().mean(0) / left[:-1])
         R2[-1][left[:-1] <= 1e-12] = 0.0
-        shares.append(max(0.0, 1 - float((f - member.expected(rows.Z, rows.O)).square().mean() / left[-1])))
-        effects.append((beyond[:, -1] - beyond[:, -1].mean()).numpy())
+        error = (f - member.expected(unseen.Z, unseen.O)).square()
+        share = 1 - float(error.mean() / left[-1])
+        shares.append(max(0.0, share))
+        share_errors.append(float((error - (1 - share) * beyond[:, -1].square()).std() / left[-1]) / len(f) ** 0.5)
+        own = beyond[: len(held), -1]
+        effects.append((own - own.mean()).numpy())
         curves.append([member.curve(rows.X, rows.O, pair).numpy() for pair in (member.online, member.again)])
     first = trained[0]
     layers = "layers of training" if first.ridge == 0 else f"re-estimated layers, ridge {first.ridge:g} a row"
     return deep_part(
         summary,
-        stages=(len(split.first), len(split.second), len(held)),
+        stages=(len(splits[0].first), len(splits[0].second), len(held)),
         feature_r2=torch.stack(R2).mean(0).numpy(),
         identified=float(np.mean(shares)),
+        identified_error=float(np.mean(share_errors)),
         effects=effects,
         curves=curves,
         outcome=rows.y[:, 0].numpy(),

@@ -117,14 +117,37 @@ def train(
     whole = batch_size >= len(split.first)
     X1, Z1 = (data.X[split.first], data.Z[split.first]) if whole else (data.X, data.Z)  # not copied at every step
     draws = model.T1 if fresh and not whole else 1
-    for t in range(iterations):
+
+    def draw() -> Callable[[], None]:
         parts = [next(first) for _ in range(draws)]
         rows = next(second)
+
+        def step() -> None:
+            one = [(X1, Z1)] if whole else [(X1[part], Z1[part]) for part in parts]
+            model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
+
+        return step
+
+    iterate(model.set_lr, draw, iterations=iterations, lr=lr, decay=decay, start=start, after=after)
+    return model
+
+
+def iterate(
+    set_lr: Callable[[float], None],
+    draw: Callable[[], Callable[[], None]],
+    *,
+    iterations: int,
+    lr: float,
+    decay: bool = True,
+    start: int = 0,
+    after: Callable[[int], object] | None = None,
+) -> None:
+    """The loop itself. `draw` takes the next batches and returns the step on them; up to `start` these are drawn only."""
+    for t in range(iterations):
+        step = draw()
         if t < start:
             continue
-        model.set_lr(lr * (cosine(t / iterations) if decay else 1.0))
-        one = [(X1, Z1)] if whole else [(X1[part], Z1[part]) for part in parts]
-        model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
+        set_lr(lr * (cosine(t / iterations) if decay else 1.0))
+        step()
         if after is not None:
             after(t + 1)
-    return model

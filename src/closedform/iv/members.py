@@ -24,6 +24,7 @@ from .evaluation import Scale
 FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
+SIEVE = 10  # treatments, up to which a sieve is tried
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
@@ -40,7 +41,7 @@ class Design:
     inputs: int  # columns of the treatment, the instruments (controls among them) and the controls
     instruments: int
     controls: int
-    treatment: str  # "linear", "deep" or "backbone"
+    treatment: str  # "linear", "sieve", "deep" or "backbone"
     hidden: tuple[int, ...]
     widths: tuple[int, int, int]  # features of psi, phi and xi beside their inputs
     rule: str
@@ -50,6 +51,13 @@ class Design:
     learning_rate: float
     weight_decay: float
     seed: int
+
+    @property
+    def free(self) -> int:
+        """Features of the treatment, from the first on, that no ridge is put on."""
+        if self.treatment == "backbone":
+            return 0
+        return self.inputs * (networks.POWERS if self.treatment == "sieve" else 1)
 
 
 @dataclass
@@ -147,9 +155,14 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
         treated = psi, int(shape[1])
     elif design.treatment == "linear":
         treated = nn.Identity(), design.inputs
+    elif design.treatment == "sieve":
+        treated = networks.Powers(), networks.POWERS * design.inputs
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
-    pairs = [treated, networks.beside([design.instruments, *design.hidden, k], g)]
+    instruments = networks.beside([design.instruments, *design.hidden, k], g)
+    if design.treatment == "sieve":
+        instruments = networks.powers_beside([design.instruments, *design.hidden, k], g)
+    pairs = [treated, instruments]
     if design.controls:
         pairs.append(networks.beside([design.controls, *design.hidden, q], g))
     nets = [net for net, _ in pairs]
@@ -215,8 +228,8 @@ def fitted(
     if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in features):
         raise ValueError(DIVERGED)
     online = evaluation.online(model)
-    # strong ridges leave the linear model, not zero
-    free = 0 if design.treatment == "backbone" else design.inputs, design.instruments, design.controls
+    # strong ridges leave the linear model or the sieve, not zero
+    free = design.free, design.instruments, design.controls
 
     def again(one: float, two: float) -> Layers:
         return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
@@ -276,8 +289,15 @@ def chosen(
 
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
     """What "auto" compares, from simple to complex."""
-    treatments = ("linear", "deep") if treatment == "auto" else (treatment,)
+    treatments = (treatment,)
+    if treatment == "auto":
+        treatments = ("linear", "sieve", "deep") if base.inputs <= SIEVE else ("linear", "deep")
     values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
     if base.rule == "ridge":
         values = values[:1]  # it has no lambda inside stage two
-    return [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]
+    # the features of a sieve are not learned, and the lambda inside stage two is about learning them
+    return [
+        replace(base, treatment=kind, inner=value)
+        for kind in treatments
+        for value in (values[:1] if kind == "sieve" else values)
+    ]

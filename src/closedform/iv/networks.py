@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from ..stack.networks import mlp
 
+POWERS = 3
+
 
 class Beside(nn.Module):
     """`[x, net(x)]`: the inputs are features too, so that what is linear need not be learned."""
@@ -19,6 +21,20 @@ class Beside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.net(x)], 1)
+
+
+class Powers(nn.Module):
+    """`[x, x^2, x^3]` of every column as Hermite polynomials, which hardly correlate where x is standard normal: a sieve."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, (x * x - 1) / 2**0.5, (x * x - 3) * x / 6**0.5], 1)
+
+
+class BesidePowers(Beside):
+    """`[powers of x, net(x)]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([Powers()(x), self.net(x)], 1)
 
 
 class Pool(nn.Module):
@@ -35,6 +51,11 @@ class Pool(nn.Module):
 def beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
     """An MLP beside its inputs, and the number of its features."""
     return Beside(mlp(sizes, generator=generator)), sizes[0] + sizes[-1]
+
+
+def powers_beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
+    """An MLP beside the powers of its inputs, and the number of its features."""
+    return BesidePowers(mlp(sizes, generator=generator)), POWERS * sizes[0] + sizes[-1]
 
 
 def pooled(

@@ -52,6 +52,8 @@ class Summary:
     controlled: bool = False  # whether feature_r2 and identified are partial: beyond what the controls say
     disagreement: float | None = None  # variance between the members' effects over that of their mean
     values: int | None = None  # different instruments
+    identified_error: float = 0.0  # standard error of identified
+    answer: list[str] = field(default_factory=list)  # a sentence for each treatment
 
     def _linear_lines(self) -> list[str]:
         lines = [
@@ -91,7 +93,8 @@ class Summary:
 
     def __str__(self) -> str:
         first, second, held = self.stages
-        lines = [
+        lines = [*self.answer, ""] if self.answer else []
+        lines += [
             f"{'Linear' if self.kind == 'linear' else 'Deep feature'} instrumental variables: {self.rows:,} rows"
             + (
                 ""
@@ -107,11 +110,11 @@ class Summary:
         ]
         if self.kind == "deep":
             r2 = ", ".join(f"{value:.2f}" for value in sorted(self.feature_r2, reverse=True))
-            lines += ["", "Learned features (held-out rows)"]
+            lines += ["", "Learned features (rows that a member's stage one has not seen)"]
             lines.append(f"  R2 of each feature of the treatment given the instruments{self.beyond}: {r2}")
             lines.append(f"  R2 of the outcome given the instruments and the controls: {self.outcome_r2:.3f}")
             variance = f"{self.identified:.0%} of the variance of the structural function"
-            lines.append(f"  the instruments move {variance}{self.beyond}")
+            lines.append(f"  the instruments move {variance}{self.beyond} (standard error {self.identified_error:.0%})")
             if self.disagreement is not None:
                 lines.append(f"  members disagree by {self.disagreement:.1%} of the effect's variance{self.beyond}")
             lines.append(
@@ -162,6 +165,7 @@ def deep_part(
     stages: tuple[int, int, int],
     feature_r2: np.ndarray,
     identified: float,
+    identified_error: float = 0.0,
     effects: list[np.ndarray],
     curves: list[list[np.ndarray]],
     outcome: np.ndarray,
@@ -175,7 +179,7 @@ def deep_part(
 
     effects: the members' predictions on held-out rows, with the part of the controls taken out.
     curves: the members' predictions averaged over the controls, by the layers of training and by re-estimated ones.
-    identified: a mean over the members.
+    identified: a mean over the members, and its standard error.
     values: the number of different instruments."""
     summary.kind, summary.stages, summary.tried, summary.used, summary.controlled = (
         "deep",
@@ -184,7 +188,7 @@ def deep_part(
         used,
         controlled,
     )
-    summary.feature_r2, summary.identified = feature_r2.tolist(), identified
+    summary.feature_r2, summary.identified, summary.identified_error = feature_r2.tolist(), identified, identified_error
     little = LITTLE * float(outcome.var())
     summary.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
     summary.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
@@ -230,3 +234,19 @@ def deep_part(
             "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
         )
     return summary
+
+
+def answers(
+    summary: Summary, estimate: np.ndarray, low: np.ndarray, high: np.ndarray, interval: str, level: float
+) -> list[str]:
+    """The average effect of every treatment in one sentence, in the units of the data, beside the linear estimates."""
+    sentences = []
+    for k, name in enumerate(summary.treatments):
+        linear_ones = f"ordinary least squares says {summary.ordinary[k]:.4g}"
+        if summary.two_stage is not None:
+            linear_ones = f"two-stage least squares says {summary.two_stage[k]:.4g} and {linear_ones}"
+        sentences.append(
+            f"One unit more of {name} changes the outcome by {estimate[k]:.4g} on average ({level:.0%} interval "
+            f"{low[k]:.4g} to {high[k]:.4g}, {interval}); {linear_ones}."
+        )
+    return sentences

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for command in (landscape, theory, qm9, fno, dfiv, cifar100, timing):
+    for command in (landscape, theory, qm9, fno, dfiv, policy, cifar100, timing):
         figures.command()(command)
     app.add_typer(figures, name="paper")
 
@@ -205,6 +205,21 @@ def dfiv(
     folder = out or Path({"cpu": "runs/dfiv"}.get(size, f"runs/dfiv-{size}"))
     seeds = seeds or experiment.SIZES[size].seeds
     run_experiment(experiment, configs, folder, seeds=seeds, device=checked_device(device))
+
+
+def policy(
+    quick: Annotated[bool, typer.Option(help="3,000 transitions, two levels of noise, one seed: minutes.")] = False,
+    seeds: Count = None,
+    out: Annotated[Path, typer.Option(help="The folder of the results and the figures.")] = Path("runs/policy"),
+) -> None:
+    """The value of a policy from logged transitions (the paper's future work), beside baselines.
+
+    Ctrl-C stops the run, and the same command continues it.
+    """
+    from .experiments import policy as experiment
+
+    for path in experiment.run(out, quick, print, seeds):
+        print(path)
 
 
 def landscape(

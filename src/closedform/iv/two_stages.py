@@ -1,0 +1,56 @@
+"""Two-stage least squares of rewards on differences of features, in closed form from moments.
+
+Stage one regresses the differences psi on the instruments' features phi, stage two the rewards on what it predicts:
+
+    W = (S_pp + beta_1)^-1 S_pd ,    w = (W^T S_pp W + beta_2)^-1 W^T S_pr
+
+where `S_pp = phi^T phi`, `S_pd = phi^T psi` and `S_pr = phi^T r`. With the value's own features for instruments, and no
+ridge, this is the least-squares temporal difference estimate `(phi^T psi)^-1 phi^T r`. All of it is made of sums over rows,
+so a bootstrap over groups of rows weighs the groups' sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..solver import linalg
+from ..solver.systems import Moments
+
+
+@dataclass
+class Sums:
+    """The sums of each group of rows, with a leading axis of groups."""
+
+    pp: Tensor
+    pd: Tensor
+    pr: Tensor
+    rows: Tensor  # in each group
+
+    @staticmethod
+    def of(phi: Tensor, psi: Tensor, rewards: Tensor, group: Tensor, groups: int) -> Sums:
+        """Of rows `phi (n, k)`, `psi (n, d)` and `rewards (n, 1)`, whose group is a number from 0 on."""
+        order = group.argsort(stable=True)
+        counts = torch.bincount(group, minlength=groups)
+        blocks = [part.split(counts.tolist()) for part in (phi[order], psi[order], rewards[order])]
+        pp = torch.stack([p.T @ p for p in blocks[0]])
+        pd, pr = (torch.stack([p.T @ q for p, q in zip(blocks[0], other)]) for other in blocks[1:])
+        return Sums(pp, pd, pr, counts.to(phi.dtype))
+
+    def weighted(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """The sums of all rows with a weight for each group `(groups,)`, and the number of rows so weighted."""
+        sums = (torch.tensordot(weight, part, 1) for part in (self.pp, self.pd, self.pr))
+        return *sums, float(weight @ self.rows)  # pyright: ignore[reportReturnType]
+
+
+def solve(sums: Sums, weight: Tensor, beta_1: float, beta_2: Tensor) -> Tensor:
+    """`w (d,)`; `beta_1` and `beta_2 (d,)` are a row."""
+    pp, pd, pr, n = sums.weighted(weight)
+    W = linalg.ridge(_moments(pp, pd, n), beta_1 * n).update  # (d, k)
+    return linalg.ridge(_moments(W @ pp @ W.T, W @ pr, n), beta_2 * n).update[0]
+
+
+def _moments(G: Tensor, C: Tensor, n: float) -> Moments:
+    return Moments((G + G.T) / 2, C, torch.zeros(C.shape[1], dtype=C.dtype), n)

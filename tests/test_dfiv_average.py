@@ -1,0 +1,116 @@
+"""The average effect: its interval, the sentence that says it, the curve, and the warning of weak instruments."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+from closedform.iv import DFIVRegressor, load
+
+QUICK = {"treatment": "linear", "lam_inner": 0.01, "max_iter": 10, "random_state": 0}
+
+
+def line(n=1000, seed=0, strength=1.0, controls=False):
+    rng = np.random.default_rng(seed)
+    z, u, e = rng.standard_normal((3, n))
+    x = strength * z + u
+    W = rng.standard_normal((n, 2)) if controls else None
+    return x[:, None], 2 * x + 3 * u + e, z[:, None], W
+
+
+def test_the_interval_covers_and_is_about_as_long_as_that_of_two_stage_least_squares():
+    hits, ratios = 0, []
+    for seed in range(12):
+        X, y, Z, _ = line(seed=seed)
+        deep = DFIVRegressor(**QUICK).fit(X, y, Z=Z).average_effect(level=0.9)
+        linear = DFIVRegressor("linear").fit(X, y, Z=Z).average_effect(level=0.9)
+        assert (deep.interval, linear.interval) == ("asymptotic", "standard errors")
+        hits += deep.low[0] < 2 < deep.high[0]
+        ratios.append((deep.high - deep.low)[0] / (linear.high - linear.low)[0])
+    assert hits >= 8  # of 12 at 90 %: fewer happen once in 200 times
+    assert 0.8 < np.mean(ratios) < 1.5
+
+
+@pytest.mark.parametrize("controls", [False, True])
+def test_at_and_by(controls):
+    X, y, Z, W = line(300, controls=controls)
+    model = DFIVRegressor(**QUICK).fit(X, y, Z=Z, W=W)
+    whole = model.average_effect()
+    slopes = model.marginal_effect(X, W)
+    assert np.allclose(whole.estimate, slopes.mean(0), rtol=1e-4)
+    double = model.average_effect(by=2.0)
+    assert np.allclose(double.estimate, 2 * whole.estimate, rtol=1e-3)
+    assert np.allclose(double.high - double.low, 2 * (whole.high - whole.low), rtol=1e-2)
+    at = model.average_effect(at=1.0, by=0.5)
+    assert np.allclose(at.estimate, model.effect(1.0, 1.5, W).mean(), rtol=1e-3)
+    with pytest.raises(ValueError, match="by must be a finite change"):
+        model.average_effect(by=0)
+    with pytest.raises(ValueError, match="level must be between 0 and 1"):
+        model.average_effect(level=95)
+
+
+def test_the_summary_begins_with_the_answer():
+    X, y, Z, _ = line(300)
+    for model in (DFIVRegressor(**QUICK), DFIVRegressor("linear")):
+        summary = model.fit(X, y, Z=Z).summary()
+        effect = model.average_effect()
+        first = str(summary).splitlines()[0]
+        assert first == summary.answer[0]
+        assert all(f"{value:.4g}" in first for value in (*effect[0], *effect[1], *effect[2], summary.ordinary[0]))
+
+
+def test_replicates_take_over(tmp_path):
+    X, y, Z, _ = line(200)
+    model = DFIVRegressor(**QUICK).fit(X, y, Z=Z)
+    path = model.save(tmp_path / "fit.safetensors")
+    model.bootstrap(X, y, Z=Z, replicates=5)
+    effect = model.average_effect()
+    assert effect.interval == "bootstrap"
+    assert effect.low[0] < effect.high[0]
+    saved = load(path)
+    assert saved.summary().answer == model.summary().answer
+    with pytest.raises(ValueError, match="read from a file has no rows to average over"):
+        saved.average_effect()
+
+
+def test_the_curve_with_its_band():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    X, y, Z, _ = line(200)
+    model = DFIVRegressor(**QUICK).fit(X, y, Z=Z)
+    with pytest.raises(ValueError, match="a band needs replicates"):
+        model.plot_effect()
+    axis = model.bootstrap(X, y, Z=Z, replicates=3).plot_effect(points=7)
+    grid, curve = axis.lines[0].get_data()
+    slope = np.polyfit(grid, curve, 1)[0]
+    assert np.isclose(slope, model.average_effect().estimate[0], rtol=1e-3)
+    assert len(axis.collections) == 1
+    with pytest.raises(ValueError, match="treatment is 1; expected the number of a column of X, from 0 to 0"):
+        model.plot_effect(1)
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("features", ["deep", "linear"])
+def test_weak_instruments_are_warned_of_in_fit(features):
+    X, y, Z, _ = line(200, strength=0.02)
+    with pytest.warns(UserWarning, match="weak instruments: the first-stage F"):
+        DFIVRegressor(features, **QUICK).fit(X, y, Z=Z)
+
+
+def test_the_sieve_takes_a_bend():
+    rng = np.random.default_rng(0)
+    z, u, e = rng.standard_normal((3, 1500))
+    x = z + u / 2
+    model = DFIVRegressor(treatment="sieve", random_state=0, max_iter=30)
+    model.fit(x[:, None], np.square(x) + 2 * u + e / 10, Z=z[:, None])
+    at = np.linspace(-1.5, 1.5, 31)
+    assert np.square(model.predict(at[:, None]) - np.square(at)).mean() < 0.1 * np.square(at).var()
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_what_the_instruments_move_has_a_standard_error(members):
+    X, y, Z, _ = line(400)
+    summary = DFIVRegressor(**QUICK, members=members).fit(X, y, Z=Z).summary()
+    assert (
+        abs(summary.identified - 0.5) < 4 * summary.identified_error
+    )  # of the treatment's variance half is the instrument's
+    assert 0.01 < summary.identified_error < 0.1

@@ -1,0 +1,54 @@
+"""Logged transitions, the page about policies, and its example."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from closedform.paper.data.policy import ACTIONS, TASKS, episode, logged, probabilities, truth
+from closedform.paper.experiments import policy
+
+from .test_examples import example
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_logs_are_chains_of_transitions(name):
+    pytest.importorskip("bsuite")
+    log = logged(TASKS[name], 0.2, 400, seed=0)
+    same = log.episode[1:] == log.episode[:-1]
+    assert np.array_equal(log.next_states[:-1][same], log.states[1:][same])
+    assert np.array_equal(log.done[:-1], ~same)
+    assert log.next_actions.shape == (400, ACTIONS)
+    assert np.allclose(log.next_actions.sum(1), 1)
+    assert len(log.starts) == len(np.unique(log.episode))
+    assert np.array_equal(log.starts[0], log.states[0])
+    again = logged(TASKS[name], 0.2, 400, seed=0)
+    assert all(np.array_equal(a, b) for a, b in zip(log, again))
+
+
+def test_the_truth_is_the_mean_return_of_the_evaluated_policy():
+    pytest.importorskip("bsuite")
+    task = TASKS["catch"]
+    rng, environment = np.random.default_rng(0), task.start(0)
+    returns = []
+    for _ in range(400):
+        rewards = [step[2] for step in episode(task, environment, 0.9, 0.0, rng)]
+        returns.append(sum(0.5**t * r for t, r in enumerate(rewards)))
+    value, error = truth(task, 0.0, 0.5, 400)
+    assert abs(value - np.mean(returns)) < 5 * error
+    assert probabilities(1, 0.7) == pytest.approx([0.1, 0.8, 0.1])
+
+
+def test_the_page_has_the_committed_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "policy-cpu.json").read_text())["rows"]
+    assert policy.table(rows) in (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+
+
+def test_the_example(capsys):
+    values = example("policy").main(quick=True)
+    for method in ("iv", "lstd", "fqe"):
+        assert abs(values[method] / values["truth"] - 1) < 0.1
+    assert "90 % interval" in capsys.readouterr().out
