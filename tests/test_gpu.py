@@ -137,6 +137,7 @@ def test_nasty_problems_as_on_the_cpu(kind):
 # torch's own advice about TF32, in the words of its versions; the solver does without it on purpose
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication available:UserWarning")
 @pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32 behavior:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")
 def test_compiled_by_inductor():
     net, layer = backbone(width=64, dtype=torch.float32).cuda(), cf.ClosedFormLinear(64, 2, device="cuda")
     other = cf.ClosedFormLinear(64, 2, device="cuda")
