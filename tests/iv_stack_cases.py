@@ -4,17 +4,17 @@ import torch
 
 from closedform import Proximal, Ridge
 from closedform.iv import DFIV, Data, Rules, Split, networks
-from closedform.iv.stacked import Candidate, IVStack, Points
+from closedform.iv.stacked import IVCandidate, IVStack, Points
 from closedform.solver.lambdas import per_sample, relative
 from closedform.stack.networks import mlp
 
 ROWS, SIDE, TOTAL = 60, 8, 30
 CANDIDATES = [
-    Candidate(1e-2, Rules.proximal(3.0, 5.0)),
-    Candidate(3e-3, Rules.proximal(0.1, 100.0, 0.5)),
-    Candidate(1e-2, Rules.ridge(0.2, 3.0)),
-    Candidate(2e-3, Rules.proximal(relative(10.0), relative(1.0), relative(1e-2))),
-    Candidate(5e-3, Rules(Ridge(per_sample(0.1)), Proximal(1e-3), Ridge(0.4))),
+    IVCandidate(1e-2, Rules.proximal(3.0, 5.0)),
+    IVCandidate(3e-3, Rules.proximal(0.1, 100.0, 0.5)),
+    IVCandidate(1e-2, Rules.ridge(0.2, 3.0)),
+    IVCandidate(2e-3, Rules.proximal(relative(10.0), relative(1.0), relative(1e-2))),
+    IVCandidate(5e-3, Rules(Ridge(per_sample(0.1)), Proximal(1e-3), Ridge(0.4))),
 ]
 
 

@@ -43,4 +43,4 @@ def stack(candidates, seeds=(0, 3), dtype=torch.float64, batch_size=8, **options
 def measured():
     """The sets on which the loop measures a stack."""
     X, Y = data()
-    return {"validation": loop.Data(X[:, :40], Y[:, :40]), "test": loop.Data(X[:, 40:], Y[:, 40:])}
+    return {"validation": loop.EvaluationSet(X[:, :40], Y[:, :40]), "test": loop.EvaluationSet(X[:, 40:], Y[:, 40:])}

@@ -59,7 +59,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000])
 def test_a_header_that_is_no_object_is_named(text, tmp_path):
-    metadata = {archive.HEADER: text, archive.CHECKSUM: archive.checksum(text, {"a": torch.zeros(1)})}
+    metadata = {archive.HEADER: archive.sealed(text, {"a": torch.zeros(1)})}
     save_file({"a": torch.zeros(1)}, tmp_path / "x", metadata=metadata)
     with pytest.raises(ValueError, match="x has a header"):
         archive.read(tmp_path / "x")
@@ -71,7 +71,7 @@ def test_a_model_with_a_flipped_bit_is_refused(tmp_path):
     path = tabular.ClosedFormRegressor(max_iter=2).fit(X, y).save(tmp_path / "model")
     data = bytearray(path.read_bytes())
     with safe_open(path, "np") as file:
-        weights = file.get_tensor("engine.flat").tobytes()
+        weights = file.get_tensor("engine.param.0").tobytes()
     data[bytes(data).index(weights) + 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(ValueError, match="model is damaged: its contents do not have the checksum"):

@@ -148,8 +148,8 @@ def test_bad_forgetting_from_a_schedule():
 
 
 def test_variance():
-    with pytest.raises(ValueError, match="needs the Kalman rule"):
-        head(6, 2).variance(phi)
+    with pytest.raises(ValueError, match="needs the rule Auto or Kalman"):
+        head(6, 2, cf.Proximal()).variance(phi)
     layer = head(6, 2, cf.Kalman())
     with pytest.raises(ValueError, match="at least one solve"):
         layer.variance(phi)

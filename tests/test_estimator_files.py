@@ -136,7 +136,7 @@ def _hostile(name, change):
         _hostile("a wide layer for a matrix", lambda h, t: h["parameters"].update(_WIDE)),
         _hostile("a seed of text", lambda h, t: h["parameters"].update(random_state="x")),
         _hostile("a rule of lists", lambda h, t: h["parameters"].update(rule={"rule": "Proximal", "lam": [1]})),
-        _hostile("a memory of NaN", lambda h, t: t.update({"engine.noise": t["engine.noise"] * float("nan")})),
+        _hostile("a memory of NaN", lambda h, t: t.update({"engine.head": t["engine.head"] * float("nan")})),
         _hostile("held-out errors of integers", lambda h, t: t.update(missed=t["missed"].int())),
         _hostile("classes", lambda h, t: h["classes"].update(values=[True])),
         _hostile("the type of classes", lambda h, t: h["classes"].update(dtype="zzz")),
@@ -150,8 +150,8 @@ def _hostile(name, change):
         _hostile("a scale of zero", lambda h, t: t.update(input_scale_=torch.zeros(3).double())),
         _hostile("a scale of NaN", lambda h, t: t.update(input_scale_=torch.full((3,), float("nan")).double())),
         _hostile("shares", lambda h, t: t.update(shares_=torch.ones(2).double())),
-        _hostile("weights of NaN", lambda h, t: t.update({"engine.flat": t["engine.flat"] * float("nan")})),
-        _hostile("weights of integers", lambda h, t: t.update({"engine.flat": t["engine.flat"].int()})),
+        _hostile("weights of NaN", lambda h, t: t.update({"engine.param.0": t["engine.param.0"] * float("nan")})),
+        _hostile("weights of integers", lambda h, t: t.update({"engine.param.0": t["engine.param.0"].int()})),
     ],
 )
 def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):

@@ -8,6 +8,10 @@ from closedform.solver.systems import Batch
 
 from .helpers import head, matrix, problem, relative
 
+# a rejected solve is said once, which is tested in test_nothing_silent.py
+pytestmark = pytest.mark.filterwarnings("ignore:.*solves of this head were rejected:UserWarning")
+
+
 forms = pytest.mark.parametrize("form", ["information", "covariance"])
 
 

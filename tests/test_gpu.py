@@ -238,7 +238,7 @@ def test_a_captured_stack_of_operators_equals_the_cpus(optimizer, points, dtype,
 def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
     mixed = [stacked.Candidate(1e30), stacked.Candidate(1e30), *stacked.CANDIDATES.values()]
     X, Y = stacked.data(dtype=torch.float32)
-    sets, at = {"test": loop.Data(X, Y)}, [8, 30, 60]
+    sets, at = {"test": loop.EvaluationSet(X, Y)}, [8, 30, 60]
 
     def make():
         return stacked.stack(mixed, dtype=torch.float32, device="cuda")

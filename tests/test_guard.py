@@ -13,6 +13,10 @@ from closedform.stack.heads import Heads
 from .cases import OVERFLOWS, Overflow, overflows
 from .helpers import matrix, problem
 
+# a rejected solve is said once, which is tested in test_nothing_silent.py
+pytestmark = pytest.mark.filterwarnings("ignore:.*solves of this head were rejected:UserWarning")
+
+
 RULES = {
     "ridge": lambda case: cf.Ridge(case.lam),
     "proximal": lambda case: cf.Proximal(case.lam),

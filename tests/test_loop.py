@@ -49,9 +49,9 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
     made = stack(mixed, dtype=torch.float32)
     at = [5, 10, 60]
     X, Y = data(dtype=torch.float32)
-    history = loop.train(made, loop.on({"test": loop.Data(X, Y)}), at=at)
+    history = loop.train(made, loop.on({"test": loop.EvaluationSet(X, Y)}), at=at)
     assert len(made.candidates) == len(CANDIDATES)
-    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), loop.on({"test": loop.Data(X, Y)}), at=at)
+    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), loop.on({"test": loop.EvaluationSet(X, Y)}), at=at)
     for mark in range(4):
         assert torch.isinf(history.errors["test"][mark][:, :2]).all()
         assert relative(history.errors["test"][mark][:, 2:], clean.errors["test"][mark]) < 2e-2
@@ -60,7 +60,9 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
 
 def test_a_stack_that_has_diverged_altogether_ends_early():
     X, Y = data(dtype=torch.float32)
-    history = loop.train(stack([Candidate(1e30)], dtype=torch.float32), loop.on({"test": loop.Data(X, Y)}), at=[20, 50])
+    history = loop.train(
+        stack([Candidate(1e30)], dtype=torch.float32), loop.on({"test": loop.EvaluationSet(X, Y)}), at=[20, 50]
+    )
     assert history.steps == [20]
     assert torch.isinf(history.errors["test"][0]).all()
 
@@ -74,7 +76,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, optimizer)
         return stack(mixed, optimizer=optimizer, dtype=torch.float32)
 
     X, Y = data(dtype=torch.float32)
-    sets = {"test": loop.Data(X, Y)}
+    sets = {"test": loop.EvaluationSet(X, Y)}
     whole = make()
     expected = loop.train(whole, loop.on(sets), at=at)
 

@@ -9,7 +9,7 @@ import closedform as cf
 from closedform.stack.networks import ACTIVATIONS
 from closedform.stack.optimizers import Adam, cosine
 from closedform.tabular.base import _perceptron
-from closedform.tabular.loop import Plan, Record, Rows, bounds, train
+from closedform.tabular.loop import Plan, Record, TrainingRows, bounds, train
 from closedform.tabular.modules import Modules
 from closedform.tabular.networks import BETAS, Memory, Networks
 
@@ -181,7 +181,7 @@ def test_training_goes_on_from_any_epoch_to_the_bit(rule):
     y = torch.stack([x[:, 0].sin(), x[:, 1]], 1)
     held = torch.zeros(2, 50, dtype=torch.bool)
     held[0, :8] = held[1, 8:16] = True
-    rows, plan = Rows(x, y, None, held), Plan(batch_size=16, epochs=7, seed=5)
+    rows, plan = TrainingRows(x, y, None, held), Plan(batch_size=16, epochs=7, seed=5)
 
     whole = networks(RULES[rule], members=2)
     record = train(whole, rows, plan, Record())
@@ -217,7 +217,9 @@ def test_each_member_ends_at_its_own_best_epoch():
     held = torch.zeros(2, 40, dtype=torch.bool)
     held[0, :10] = held[1, 10:20] = True
     net, history = networks(members=2), []
-    record = train(net, Rows(x, y, None, held), Plan(10, 30, 0), Record(), lambda record: history.append(flat(net)))
+    record = train(
+        net, TrainingRows(x, y, None, held), Plan(10, 30, 0), Record(), lambda record: history.append(flat(net))
+    )
     assert max(record.best_epoch) < 25
     for member, epoch in enumerate(record.best_epoch):
         assert torch.equal(flat(net)[member], history[epoch][member])
@@ -228,7 +230,7 @@ def test_patience_stops():
     y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     held = torch.zeros(1, 40, dtype=torch.bool)
     held[0, :10] = True
-    record = train(networks(), Rows(x, y, None, held), Plan(10, 500, 0, patience=5), Record())
+    record = train(networks(), TrainingRows(x, y, None, held), Plan(10, 500, 0, patience=5), Record())
     assert record.epoch == max(record.best_epoch) + 6 < 500
 
 

@@ -5,7 +5,7 @@ import torch
 
 from closedform import Kalman, Proximal, Ridge
 from closedform.iv import Rules, evaluation, reestimated, train
-from closedform.iv.stacked import Candidate, IVStack
+from closedform.iv.stacked import IVCandidate, IVStack
 from closedform.stack import loop
 
 from .helpers import relative as distance
@@ -47,7 +47,7 @@ def test_several_steps_of_stage_two():
 
 
 def test_one_that_diverges_disturbs_no_other(tmp_path):
-    wild = [*CANDIDATES[:2], Candidate(1e30, Rules.ridge(1.0, 1.0)), *CANDIDATES[2:3]]
+    wild = [*CANDIDATES[:2], IVCandidate(1e30, Rules.ridge(1.0, 1.0)), *CANDIDATES[2:3]]
     made, calm = stack(wild, dtype=torch.float32), stack([wild[k] for k in (0, 1, 3)], dtype=torch.float32)
     found = loop.train(made, IVStack.measure, at=[10, 20])
     expected = loop.train(calm, IVStack.measure, at=[10, 20])
@@ -75,9 +75,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_bad_requests_are_told():
     with pytest.raises(ValueError, match="takes Ridge and Proximal"):
-        Candidate(1e-2, Rules(Kalman(), Proximal(1.0), Ridge(1.0)))
+        IVCandidate(1e-2, Rules(Kalman(), Proximal(1.0), Ridge(1.0)))
     with pytest.raises(ValueError, match="positive learning rate"):
-        Candidate(0.0, Rules())
+        IVCandidate(0.0, Rules())
     data, split, points = problem()
     with pytest.raises(ValueError, match="no candidates"):
         IVStack(alone(Rules()), [], data, split, points, batch_size=4, total=3)

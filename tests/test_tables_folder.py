@@ -287,7 +287,7 @@ def test_a_damaged_checkpoint_is_not_continued(damage, tmp_path):
         data[-3] ^= 1
         path.write_bytes(data)
     else:
-        metadata = {archive.HEADER: "[]", archive.CHECKSUM: archive.checksum("[]", {"a": torch.zeros(1)})}
+        metadata = {archive.HEADER: archive.sealed("[]", {"a": torch.zeros(1)})}
         save_file({"a": torch.zeros(1)}, path, metadata=metadata)
     seen = []
     training.train(tmp_path / "homes.csv", "price", tmp_path / "m", max_iter=5, shown=lambda r, p: seen.append(r.epoch))

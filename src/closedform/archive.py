@@ -17,7 +17,7 @@ from torch import Tensor
 from .extras import require
 from .files import atomic
 
-HEADER, CHECKSUM = "closedform", "sha256"  # keys of the safetensors metadata
+HEADER = "closedform"  # the key of the safetensors metadata: one alone, since several have no fixed order in the file
 JSON_ERRORS = (ValueError, RecursionError)
 
 
@@ -30,7 +30,7 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Pat
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    data = save(plain, metadata={HEADER: text, CHECKSUM: checksum(text, plain)})
+    data = save(plain, metadata={HEADER: sealed(text, plain)})
     with atomic(Path(path)) as file:
         file.write(data)
     return Path(path)
@@ -48,10 +48,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as bad:
         raise ValueError(f"{path} is not a whole safetensors file: {bad}") from None
-    text = metadata.get(HEADER)
-    if text is None:
+    if HEADER not in metadata:
         raise ValueError(f"{path} holds tensors, but nothing that closedform wrote")
-    if metadata.get(CHECKSUM) != checksum(text, tensors):
+    text = metadata[HEADER].partition("\n")[2]
+    if metadata[HEADER] != sealed(text, tensors):
         raise ValueError(f"{path} is damaged: its contents do not have the checksum that was written with them")
     try:
         header = json.loads(text)
@@ -60,6 +60,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(header, dict):
         raise ValueError(f"{path} has a header of {type(header).__name__}; expected a JSON object")
     return header, tensors
+
+
+def sealed(text: str, tensors: dict[str, Tensor]) -> str:
+    """The header as it is written: the checksum, and the text on the lines after it."""
+    return f"{checksum(text, tensors)}\n{text}"
 
 
 def checksum(text: str, tensors: dict[str, Tensor]) -> str:

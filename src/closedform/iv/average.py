@@ -134,7 +134,7 @@ def plot_effect(model: DFIVRegressor, *, treatment: int, level: float | None, po
             values.append(fit._predicted(moved, controls).mean())
         return np.array(values) - np.mean(values)
 
-    axis = plt.gca() if axis is None else axis
+    axis = plt.subplots()[1] if axis is None else axis
     estimate = curve(model)
     if level is not None:
         if not hasattr(model, "replicates_"):

@@ -37,7 +37,7 @@ MEMORY = {"cuda": 1 << 31, "cpu": 1 << 26}  # bytes of the widest layer, when fe
 
 
 @dataclass(frozen=True)
-class Candidate:
+class IVCandidate:
     """One model: how its layers are solved, and its learning rate."""
 
     lr: float
@@ -114,7 +114,7 @@ class IVStack:
     def __init__(
         self,
         model: DFIV,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[IVCandidate],
         data: Data,
         split: Split,
         measured: dict[str, Points],
@@ -156,7 +156,7 @@ class IVStack:
         self._arrange(list(candidates))
         self._draw()
 
-    def _arrange(self, candidates: list[Candidate]) -> None:
+    def _arrange(self, candidates: list[IVCandidate]) -> None:
         self.candidates = candidates
         self.lr = torch.tensor([c.lr for c in candidates], dtype=torch.float64, device=self.device)
 

@@ -26,7 +26,7 @@ from .systems import Moments
 _COLUMNS = 256  # betas times outputs whose predictions are made at once
 
 
-class Rows(NamedTuple):
+class PathRows(NamedTuple):
     """Features as they came `(n, d)`, targets `(n, o)` and the roots of the sample weights `(n, 1)`."""
 
     phi: Tensor
@@ -41,7 +41,7 @@ class RidgePath:
         dtype = route.precision(phi.device)
         n, d = phi.shape
         weight = torch.ones(n, dtype=dtype, device=phi.device) if weight is None else weight.to(dtype)
-        self.rows, self.bias, self.dtype = Rows(phi, y, weight.sqrt()[:, None]), bias, dtype
+        self.rows, self.bias, self.dtype = PathRows(phi, y, weight.sqrt()[:, None]), bias, dtype
         self.total = weight.sum()
         zero = torch.zeros((), dtype=dtype, device=phi.device)
         self.mean_x = self._mean(phi, weight) if bias else zero

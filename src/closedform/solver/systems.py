@@ -400,11 +400,11 @@ def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:
 
 def reduced(moments: Moments, group: distributed.ProcessGroup) -> Moments:
     """The moments of all ranks together, in one exchange."""
-    D, o = moments.C.shape
     count = torch.as_tensor(moments.n, dtype=moments.dtype, device=moments.G.device).reshape(1)
-    packed = torch.cat([moments.G.reshape(-1), moments.C.reshape(-1), moments.ee, count])
-    G, C, ee, n = distributed.add_up(packed, group).split([D * D, D * o, o, 1])
-    return Moments(G.view(D, D), C.view(D, o), ee, n[0], moments.bias)
+    parts = [moments.G, moments.C, moments.ee, count]
+    total = distributed.add_up(torch.cat([part.reshape(-1) for part in parts]), group)
+    G, C, ee, n = (sums.view(part.shape) for sums, part in zip(total.split([p.numel() for p in parts]), parts))
+    return Moments(G, C, ee, n[0], moments.bias)
 
 
 def check_batch(

@@ -25,7 +25,7 @@ DROP = 1 / 8  # of the models must have diverged before the stack is rebuilt wit
 _CHUNK_S = 0.25  # how long a Ctrl-C or the progress bar waits for the next look
 
 
-class Data(NamedTuple):
+class EvaluationSet(NamedTuple):
     """Inputs `(S, N, f)` and targets `(S, N, o)` of every seed, which models are measured on."""
 
     X: Tensor
@@ -75,13 +75,13 @@ class Trainable(Protocol):
 Kind = TypeVar("Kind", bound=Trainable)
 
 
-def on(data: dict[str, Data]) -> Callable[[Stack], dict[str, Tensor]]:
+def on(data: dict[str, EvaluationSet]) -> Callable[[Stack], dict[str, Tensor]]:
     """What measures a stack's errors on these data sets."""
-    there: dict[str, Data] = {}
+    there: dict[str, EvaluationSet] = {}
 
     def errors(stack: Stack) -> dict[str, Tensor]:
         if not there:  # moved once
-            there.update({key: Data(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in data.items()})
+            there.update({key: EvaluationSet(X.to(stack.device), Y.to(stack.device)) for key, (X, Y) in data.items()})
         return {key: stack.evaluate(*part) for key, part in there.items()}
 
     return errors

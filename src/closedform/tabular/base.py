@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..arrays import as_numpy, moments, one_thread
 from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
-from .loop import Engine, Plan, Record, Rows, bounds, train
+from .loop import Engine, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
 from .networks import Networks
 from .prepare import folds, merged
@@ -173,7 +173,7 @@ class Estimator(Settings, ABC):
     def _shape_layer(self) -> None:
         """`coef_` and `intercept_` in scikit-learn's shape; the regressor and the classifier each have it."""
 
-    def _calibrate(self, rows: Rows) -> None:
+    def _calibrate(self, rows: TrainingRows) -> None:
         """What can be learned from the rows that were held out; nothing for a regressor."""
 
     @abstractmethod
@@ -205,11 +205,11 @@ class Estimator(Settings, ABC):
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return moments(Y, weight)
 
-    def _rows(self, engine: Engine, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> Rows:
+    def _rows(self, engine: Engine, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> TrainingRows:
         kind = {"device": engine.device, "dtype": engine.dtype}
         y = torch.as_tensor((Y - self.target_mean_) / self.target_scale_, **kind)
         w = None if (weight == weight[0]).all() else torch.as_tensor(weight / weight.mean(), **kind)
-        return Rows(self._inputs(X).to(**kind), y, w)
+        return TrainingRows(self._inputs(X).to(**kind), y, w)
 
     def _inputs(self, X: np.ndarray) -> Tensor:
         return torch.from_numpy((X - self.input_mean_) / self.input_scale_)

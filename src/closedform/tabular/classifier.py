@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import CHUNK, Estimator
-from .loop import Rows
+from .loop import TrainingRows
 from .prepare import merged, spread
 
 
@@ -76,7 +76,7 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
             self._given_classes = False
         return self
 
-    def _calibrate(self, rows: Rows) -> None:
+    def _calibrate(self, rows: TrainingRows) -> None:
         """The temperature of least cross-entropy on the rows that members held out, each by its own member."""
         self.temperature_ = 1.0
         if rows.held is None:

@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 
 @dataclass
-class Rows:
+class TrainingRows:
     """Standardised inputs `x (n, f)` and targets `y (n, o)`, weights `(n,)` of mean 1, and which rows each member holds
     out, `(members, n)`."""
 
@@ -86,7 +86,7 @@ def bounds(n: int, batch_size: int) -> list[tuple[int, int]]:
 
 
 def train(
-    engine: Engine, rows: Rows, plan: Plan, record: Record, on_epoch: Callable[[Record], None] | None = None
+    engine: Engine, rows: TrainingRows, plan: Plan, record: Record, on_epoch: Callable[[Record], None] | None = None
 ) -> Record:
     """Train from where `record` stands to the end of the plan; the engine is then at each member's best."""
     n, o = rows.y.shape
@@ -115,7 +115,7 @@ def train(
     return record
 
 
-def _weights(rows: Rows, order: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _weights(rows: TrainingRows, order: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """`(members or 1, n, 1)`: the weights that each member trains with, and those of the rows that it holds out."""
     base = None if rows.weight is None else rows.weight[order][None, :, None]
     if rows.held is None:

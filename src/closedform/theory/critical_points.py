@@ -90,7 +90,7 @@ def gradient_by_parts(phi: Tensor, Y: Tensor, beta: float = 0.0) -> Tensor:
     return 2 * (phi @ inverse - _eye(phi, len(phi))) @ Y @ parts.attainable.T @ inverse.T
 
 
-class Split(NamedTuple):
+class TargetSplit(NamedTuple):
     """`Y = attainable + unattainable`, both `(n, o)`."""
 
     attainable: Tensor
@@ -103,12 +103,12 @@ class Split(NamedTuple):
         return star / (star + perp) if star + perp > 0 else 1.0
 
 
-def split(phi: Tensor, Y: Tensor) -> Split:
+def split(phi: Tensor, Y: Tensor) -> TargetSplit:
     """Eq. 39 and 40: the projection of Y onto the columns of the features, and the rest."""
     phi, Y = checked(phi, Y)
     U = _decomposed(phi).U
     star = U @ (U.T @ Y)
-    return Split(star, Y - star)
+    return TargetSplit(star, Y - star)
 
 
 def _decomposed(phi: Tensor) -> _Decomposed:

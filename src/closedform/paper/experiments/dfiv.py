@@ -32,7 +32,7 @@ from torch import nn
 
 from ... import __version__
 from ...iv import DFIV, Data, Rules, Split, evaluation, networks
-from ...iv.stacked import Candidate, IVStack, Points
+from ...iv.stacked import IVCandidate, IVStack, Points
 from ...stack import loop
 from ...stack.networks import mlp
 from ..data import dsprites
@@ -101,10 +101,10 @@ class SpriteModel:
     lam_2: float
     init: str = "lecun"
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> IVCandidate:
         if self.method == "proximal":
-            return Candidate(self.lr, Rules.proximal(self.lam_1, self.lam_2, LAM_12))
-        return Candidate(self.lr, Rules.ridge(self.lam_1, self.lam_2))
+            return IVCandidate(self.lr, Rules.proximal(self.lam_1, self.lam_2, LAM_12))
+        return IVCandidate(self.lr, Rules.ridge(self.lam_1, self.lam_2))
 
 
 def models(size: str, batch_size: int) -> list[SpriteModel]:

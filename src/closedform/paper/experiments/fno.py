@@ -114,21 +114,21 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=2)
-def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, loop.Data]:
+def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, loop.EvaluationSet]:
     def report(done: int, total: int) -> None:
         print(f"Solved {done:,} of {total:,} samples of the data.", file=sys.stderr, flush=True)
 
     splits = [burgers.load(seed, samples=samples, points=points, device=device, progress=report) for seed in seeds]
 
-    def fields(part: str, every: int) -> loop.Data:
+    def fields(part: str, every: int) -> loop.EvaluationSet:
         sides = ([getattr(split, f"{side}_{part}")[:, ::every] for split in splits] for side in "xy")
-        return loop.Data(*(torch.stack(side).unsqueeze(3).contiguous() for side in sides))
+        return loop.EvaluationSet(*(torch.stack(side).unsqueeze(3).contiguous() for side in sides))
 
     parts = {part: fields(part, stride) for part in ("train", "validation", "test")}
     return parts | {"fine": fields("test", 1)}
 
 
-def _of(config: dict[str, Any], device: str) -> dict[str, loop.Data]:
+def _of(config: dict[str, Any], device: str) -> dict[str, loop.EvaluationSet]:
     return _data(stacks.seeds(config), *(config[key] for key in ("samples", "points", "stride")), device)
 
 

@@ -30,7 +30,12 @@ WIDTH, FIELD, ERROR, LEFT = 380, 190, 110, 44  # of a picture, in its own units
 
 @torch.no_grad()
 def save(
-    folder: Path, config: dict[str, Any], stack: Stack, history: loop.History, models: Sequence[Any], test: loop.Data
+    folder: Path,
+    config: dict[str, Any],
+    stack: Stack,
+    history: loop.History,
+    models: Sequence[Any],
+    test: loop.EvaluationSet,
 ) -> None:
     """Write what the first seed's best model of every method (by validation) predicts for the first test samples."""
     x, y = test.X[0, :SAMPLES].cpu(), test.Y[0, :SAMPLES].cpu()

@@ -18,7 +18,7 @@ from ..data.policy import ACTIONS, Log
 RIDGE = 1e-6  # of random features, a row
 
 
-class Rows:
+class TransitionRows:
     """A log as the networks take it, with states standardised as `PolicyEvaluator` does."""
 
     def __init__(self, log: Log):
@@ -38,7 +38,7 @@ class LearnedQ:
     """Features as in `PolicyEvaluator`, a learned last layer, Adam. The loss is that of fitted Q evaluation, or with
     `refresh` None the Bellman residual, whose gradient goes through both values."""
 
-    def __init__(self, rows: Rows, discount: float, refresh: int | None, hidden: tuple[int, ...], seed: int):
+    def __init__(self, rows: TransitionRows, discount: float, refresh: int | None, hidden: tuple[int, ...], seed: int):
         torch.manual_seed(seed)
         features = ActionFeatures(rows.flat.shape[1], ACTIONS, True, hidden, hidden[-1])
         self.net = nn.Sequential(features, nn.Linear(features.width, 1, bias=False))
@@ -70,7 +70,7 @@ def learned(
 ) -> float:
     """The mean value of the starts."""
     with one_thread():
-        rows = Rows(log)
+        rows = TransitionRows(log)
         model = LearnedQ(rows, discount, refresh, hidden, seed)
         drawn = batches(torch.arange(len(rows.X)), batch_size, seed)
 
@@ -86,7 +86,7 @@ def learned(
 def random_features(log: Log, discount: float, *, features: int, hidden: tuple[int, ...], seed: int) -> float:
     """Least-squares temporal differences with a network that is not trained; the mean value of the starts."""
     with one_thread(), torch.no_grad():
-        rows = Rows(log)
+        rows = TransitionRows(log)
         g = torch.Generator().manual_seed(seed)
         phi = ActionFeatures(rows.flat.shape[1], ACTIONS, True, hidden, features, g)
         now = phi(parts(rows.X)[0]).double()

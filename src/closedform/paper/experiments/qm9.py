@@ -116,10 +116,10 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.Data]:
+def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.EvaluationSet]:
     splits = [qm9.load(seed, limit, source=source) for seed in seeds]  # pyright: ignore[reportArgumentType]
     return {
-        part: loop.Data(
+        part: loop.EvaluationSet(
             torch.stack([getattr(split, f"x_{part}") for split in splits]),
             torch.stack([getattr(split, f"y_{part}") for split in splits]),
         )

@@ -214,7 +214,10 @@ def _read(folder: Path, key: str, config: Config, version: str) -> pa.Table | No
 def _checksum(table: pa.Table) -> bytes:
     """SHA-256 over names, types, values and the rest of the metadata: Parquet's own checksums leave out the names."""
     metadata = sorted((k, v) for k, v in (table.schema.metadata or {}).items() if k != _CHECKSUM)
-    hashed = hashlib.sha256(repr((metadata, table.schema.names, [str(kind) for kind in table.schema.types])).encode())
+    kinds = [
+        str(kind).replace("item:", "element:") for kind in table.schema.types
+    ]  # Parquet renames the items of lists
+    hashed = hashlib.sha256(repr((metadata, table.schema.names, kinds)).encode())
     for column in table.columns:
         hashed.update(repr(column.to_pylist()).encode("utf-8", "surrogatepass"))
     return hashed.hexdigest().encode()
