@@ -373,3 +373,13 @@ def test_the_order_is_that_of_refit():
     for call in (cf.diagnose, cf.refit_):
         with pytest.raises(ValueError, match=r"\(head, model, loader\).*got Sequential and ClosedFormLinear"):
             call(net, layer, [])
+
+
+def test_the_default_rule_says_how_long_it_remembers():
+    net, layer = backbone(), cf.ClosedFormLinear(6, 2, dtype=torch.float64)
+    data = batches(12)
+    for x, y in data:
+        layer.solve(net(x).detach(), y)
+    found = cf.diagnose(layer, net, data)
+    assert found.memory == pytest.approx(layer.memory_.length)
+    assert "memory" in str(found)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..features import check_order, features_of
 from ..head import ClosedFormLinear
 from ..solver import lambdas
+from ..solver.auto import Auto
 from ..solver.rules import Ema, Kalman, Proximal, Ridge, Rule
 from ..solver.systems import Rows
 from ..theory.one_step import bound, variation
@@ -278,6 +279,8 @@ def _held(head: ClosedFormLinear, diagonal: Tensor, weight: float) -> tuple[floa
     """lambda (or beta), its ratio to the mean diagonal of a batch's Gram matrix, and the batches remembered; NaN for a rule
     that is not one of ours. `weight` is that of a batch."""
     rule, d = head.rule, head.in_features
+    if isinstance(rule, Auto) and int(head.step) > 0:
+        return math.nan, math.nan, head.memory_.length
     if not isinstance(rule, (Ridge, Proximal, Ema, Kalman)):
         return math.nan, math.nan, math.nan
     mean = float(diagonal[:d].mean())

@@ -1,0 +1,199 @@
+"""The default rule: its memories against a slow reference, what it chooses, and that nothing of it is lost."""
+
+import copy
+
+import pytest
+import torch
+
+import closedform as cf
+from closedform.solver import filters, route
+from closedform.solver.auto import SHARPNESS, SHORTEST_BOUNDED
+
+from .helpers import matrix, problem, relative
+
+D, OUTPUTS = 5, 2
+
+
+def stream(steps, n=7, seed=0, noise=0.1, change=0.0):
+    """Batches of a linear truth that moves by `change` a step."""
+    g = torch.Generator().manual_seed(seed)
+    truth = torch.randn(OUTPUTS, D, generator=g, dtype=torch.float64)
+    for _ in range(steps):
+        phi = torch.randn(n, D, generator=g, dtype=torch.float64)
+        truth = truth + change * torch.randn(OUTPUTS, D, generator=g, dtype=torch.float64)
+        yield phi, phi @ truth.T + noise * torch.randn(n, OUTPUTS, generator=g, dtype=torch.float64)
+
+
+def layer(**options):
+    return cf.ClosedFormLinear(D, OUTPUTS, dtype=torch.float64, **options)
+
+
+def slowly(rule, batches):
+    """The rule letter by letter: filters one by one, explicit inverses."""
+    K, size = len(rule.forget), D + 1
+    W, A, s = [torch.zeros(OUTPUTS, size, dtype=torch.float64)] * K, [None] * K, torch.zeros(K, dtype=torch.float64)
+    for t, (phi, y) in enumerate(batches):
+        X = torch.cat([phi, torch.ones(len(phi), 1, dtype=phi.dtype)], 1)
+        G = X.T @ X
+        units = torch.cat([G.diagonal()[:D].mean().expand(D), G.diagonal()[D:]])
+        W, A = list(W), list(A)
+        for k, (gamma, hold) in enumerate(zip(rule.forget, rule.hold)):
+            E = y - X @ W[k].T
+            s[k] = 0.0 if t == 0 else rule.discount * s[k] + E.square().mean()
+            if t == 0:
+                prior = 10 * units
+                A[k] = torch.diag(prior) + G
+            else:
+                at = (t * min(filters.LEAKING, size) + torch.arange(min(filters.LEAKING, size))) % size
+                leak = torch.maximum(filters.LEAK * (1 - gamma) * prior, filters.TOLD_APART * G.diagonal())[at]
+                A[k] = gamma * A[k] + G + torch.diag(hold * (1 - gamma) * units)
+                A[k][at, at] += leak * size / min(filters.LEAKING, size)
+            W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ E).T
+        w = (s / s.min()) ** -SHARPNESS if t else torch.ones(K, dtype=torch.float64)
+        w = w / w.sum()
+    return sum(share * one for share, one in zip(w, W)), w
+
+
+@pytest.mark.parametrize("n", [3, 6, 20])
+def test_it_is_the_formula(n):
+    batches = list(stream(25, n, change=0.02))
+    head = layer()
+    for phi, y in batches:
+        head.solve(phi, y)
+    expected, weights = slowly(head.rule, batches)
+    assert relative(matrix(head), expected) < 1e-8
+    assert relative(head.memory_.weight, weights) < 1e-6
+
+
+def test_the_memory_is_as_long_as_the_truth_is_still():
+    lengths = []
+    for change in (0.0, 0.5):
+        head = layer()
+        for phi, y in stream(300, noise=0.5, change=change):
+            head.solve(phi, y)
+        lengths.append(head.memory_.length)
+    assert lengths[0] > 10
+    assert lengths[1] < 3
+
+
+def test_it_predicts_about_as_well_as_the_best_of_its_memories():
+    for change in (0.0, 0.01, 0.3):
+        heads = {"auto": layer()} | {g: layer(rule=cf.Kalman(g)) for g in (0.5, 0.9, 0.99, 0.999)}
+        errors = dict.fromkeys(heads, 0.0)
+        for t, (phi, y) in enumerate(stream(400, noise=0.5, change=change)):
+            for name, head in heads.items():
+                errors[name] += float((head(phi) - y).square().mean()) if t > 100 else 0.0
+                head.solve(phi, y)
+        assert errors["auto"] < 1.08 * min(errors.values())
+
+
+def test_the_choice_can_be_read():
+    head = layer()
+    for phi, y in stream(300):
+        head.solve(phi, y)
+    choice = head.memory_
+    assert choice.history.shape == (256, len(head.rule.forget))
+    assert torch.allclose(choice.history[-1], choice.weight)
+    assert float(choice.weight.sum()) == pytest.approx(1.0)
+    assert float(choice.share.sum()) == pytest.approx(1.0)
+    assert (choice.error > 0).all()
+    with pytest.raises(ValueError, match="memory_ is what the rule Auto has chosen"):
+        _ = layer(rule=cf.Proximal(1.0)).memory_
+
+
+def test_a_saved_head_goes_on_to_the_same_bits():
+    batches = list(stream(40))
+    head = layer()
+    for phi, y in batches[:20]:
+        head.solve(phi, y)
+    again = layer()
+    again.load_state_dict(copy.deepcopy(head.state_dict()))
+    for phi, y in batches[20:]:
+        head.solve(phi, y)
+        again.solve(phi, y)
+    assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), again.state_dict().values()))
+
+
+def test_a_layer_that_was_set_moves_all_memories():
+    head = layer()
+    for phi, y in stream(20):
+        head.solve(phi, y)
+    before = head._memory()["layers"].clone()
+    W = matrix(head) + 1.0
+    head.set_weights_(W)
+    phi, y = next(stream(1, seed=9))
+    X = torch.cat([phi, torch.ones(len(phi), 1, dtype=phi.dtype)], 1)
+    head.solve(phi, X @ W.T)  # targets that the layer as it was set meets
+    assert float((head._memory()["layers"] - before - 1.0).abs().max()) < 0.2
+    assert relative(matrix(head), W) < 0.05
+
+
+@pytest.mark.parametrize("loss", [cf.CrossEntropy(), cf.CrossEntropy(inner_steps=3), cf.Logistic(), cf.Huber(0.5)])
+def test_other_losses_go_down(loss):
+    g = torch.Generator().manual_seed(0)
+    truth = torch.randn(3, D, generator=g, dtype=torch.float64)
+    head = cf.ClosedFormLinear(D, 3, loss=loss, dtype=torch.float64)
+    values = []
+    for _ in range(60):
+        phi = torch.randn(20, D, generator=g, dtype=torch.float64)
+        z = 3 * phi @ truth.T
+        y = z.argmax(1) if loss.labels else z if isinstance(loss, cf.Huber) else (z > 0).double()
+        values.append(float(loss(head(phi), y).detach()))
+        head.solve(phi, y)
+    assert sum(values[-10:]) < 0.8 * 5 * sum(values[:2])
+    assert int(head.rejected) == 0
+
+
+def test_memories_of_few_batches_are_for_the_squared_loss():
+    like = torch.zeros((), dtype=torch.float64)
+    gamma, hold = cf.Auto()._forgetting(False, like)
+    assert float(gamma[hold == 0].min()) == SHORTEST_BOUNDED
+    assert float(cf.Auto()._forgetting(True, like)[0].min()) == 0.5
+
+
+@pytest.mark.parametrize("n", [4, 30])
+def test_many_features_have_proximal_memories(n, monkeypatch):
+    monkeypatch.setattr(route, "MANY_FEATURES", 3)
+    head, rule = layer(), cf.Auto()
+    alone = [layer(rule=cf.Proximal(cf.lambdas.relative(ratio))) for ratio in rule.ratios]
+    for phi, y in stream(10, n):
+        for one in (head, *alone):
+            one.solve(phi, y)
+    for k, one in enumerate(alone):
+        assert relative(head._memory()["layers"][k], matrix(one)) < 1e-9
+    assert "information" not in head._memory()
+
+
+def test_the_variance_covers():
+    inside, count = 0, 0
+    head = layer()
+    for t, (phi, y) in enumerate(stream(400, n=10, noise=0.3)):
+        if t > 100:
+            deviation = head.variance(phi).sqrt()
+            inside += int(((head(phi) - y).abs() < 1.645 * deviation).sum())
+            count += y.numel()
+        head.solve(phi, y)
+    assert 0.87 < inside / count < 0.93
+
+
+def test_generalized_squared_is_solved_too():
+    head = cf.ClosedFormLinear(D, 3, loss=cf.GeneralizedSquared(5.0, 2.0), dtype=torch.float64)
+    for seed in range(5):
+        phi, _ = problem(12, D, 3, seed=seed)
+        head.solve(phi, torch.randint(0, 3, (12,), generator=torch.Generator().manual_seed(seed)))
+    assert int(head.step) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cf.Auto(forget=(0.9,)), "one value a memory"),
+        (lambda: cf.Auto(discount=1.0), r"discount must be in \[0, 1\)"),
+        (lambda: cf.Auto((0.0,), (0.0,), (1.0,)), r"forget must be in \(0, 1\]"),
+        (lambda: cf.Auto((0.9,), (-1.0,), (1.0,)), "hold must be zero or positive"),
+        (lambda: cf.Auto((0.9,), (0.0,), (0.0,)), "a ratio must be positive"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
