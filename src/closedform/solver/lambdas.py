@@ -180,9 +180,14 @@ def units(system: System, per_feature: bool = False) -> Tensor:
     diagonal = system.diagonal()
     d = diagonal.shape[-1] - int(system.bias)
     mean = diagonal[..., :d].mean(-1, keepdim=True)
-    mean = torch.where(mean > 0, mean, torch.ones_like(mean))
-    own = torch.where(diagonal > 0, diagonal, mean)[..., :d] if per_feature else mean.expand(*mean.shape[:-1], d)
-    return torch.cat([own, diagonal[..., d:]], -1) if system.bias else own
+    mean = torch.where(mean > 0, mean, 1.0)
+    if per_feature:
+        mean = torch.where(diagonal > 0, diagonal, mean)[..., :d]
+    if not system.bias:
+        return mean.expand(*mean.shape[:-1], d)
+    scale = diagonal.clone()
+    scale[..., :d] = mean
+    return scale
 
 
 class SideBySide:

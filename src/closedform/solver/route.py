@@ -31,6 +31,7 @@ MAX_CONDITION = 1e8
 FLOAT32_TRACE = 1e6
 CHUNK = 8192  # rows of one model upcast at a time on the way to moments
 _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
+FEW = 128  # features up to which calls cost more than arithmetic
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
 ELIMINATED = 160  # rows of one system up to which CUDA's own factor is the slower
@@ -44,9 +45,10 @@ def may_branch(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def by_rows(n: int, features: int) -> bool:
-    """Whether n rows of so many features (the bias counted in) are solved as rows: then their system is the smaller."""
-    return n <= features
+def by_rows(n: int, features: int, exact: bool = True) -> bool:
+    """Whether n rows of so many features (the bias counted in) are solved as rows: then their system is the smaller. Where
+    float32 is enough (see `precision`) and features are few, moments take fewer calls, which is where their time goes."""
+    return n <= features and (exact or features > FEW)
 
 
 def precision(device: torch.device, trace_bound: float | None = None) -> torch.dtype:

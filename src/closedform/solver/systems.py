@@ -246,7 +246,7 @@ class Batch:
 
     @property
     def _by_rows(self) -> bool:
-        return route.by_rows(self.total, self.features) or isinstance(self.loss, GeneralizedSquared)
+        return route.by_rows(self.total, self.features, self.exact) or isinstance(self.loss, GeneralizedSquared)
 
     @property
     def _all(self) -> Batch:

@@ -44,7 +44,7 @@ class Heads:
             self.memory[name].copy_(guard.chosen(take, tensor, otherwise))
         self.step += 1 if take.ndim else take
         self.rejected += ~take
-        if not self._later:
+        if "prior" in self.memory and not self._later:
             self.restored()
 
     def restored(self) -> None:
