@@ -43,7 +43,7 @@ def ridge(rows: ClassRows, lam: float | Tensor) -> Solution:
         return Solution(solution.update * scale, solution.ok)
     if isinstance(lam, (int, float)) and lam == 0:
         return _svd(rows, 0.0)
-    few = route.by_rows(*rows.X.shape)
+    few = route.by_rows(rows.X.shape[0], rows.X.shape[1])
     K = linalg.gram_lower(rows.wide) if few else rows.gram()
     if route.may_branch(K) and bool(route.ill_conditioned(K.diagonal(), lam)):
         return _svd(rows, lam)

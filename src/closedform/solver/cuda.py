@@ -62,7 +62,7 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, lam: float | Tensor | None, rat
     lam: a number, a 0-dim float64 tensor, or None for `ratio` times the mean diagonal of the Gram matrix.
     from_zero: ridge instead of proximal; the old layer does not count.
     """
-    dual = route.by_rows(*phi.shape)
+    dual = route.by_rows(phi.shape[0], phi.shape[1])
     with _on(phi.device):
         (_dual_ if dual else _primal_)(layer, phi, y.contiguous(), lam, ratio, from_zero)
     _changed(layer)
