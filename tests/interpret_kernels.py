@@ -16,11 +16,12 @@ from closedform.stack import optimizers
 from .cases import overflows
 from .helpers import columns, head, matrix, problem, relative
 
-# a rejected solve is said once, which is tested in test_nothing_silent.py
-pytestmark = pytest.mark.filterwarnings("ignore:.*solves of this head were rejected:UserWarning")
-
-# the interpreter computes with NumPy, which warns of numbers that overflow or are none; the tests are about such numbers
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    # the interpreter computes with NumPy, which warns of numbers that overflow or are none; the tests are about such numbers
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    # a rejected solve is said once, which is tested in test_nothing_silent.py
+    pytest.mark.filterwarnings("ignore:.*solves of this head were rejected:UserWarning"),
+]
 
 # n <= 32 by elimination, n <= 128 by panels of 32 rows, n > d by moments; blocks of 4 outputs and 64 features
 SHAPES = [
