@@ -169,9 +169,9 @@ class _Majorised:
         for fold in folds(len(phi)):
             part = lambda tensor, rows: None if tensor is None else tensor[rows.to(tensor.device)]  # noqa: E731
             rest = [part(tensor, ~fold) for tensor in (phi, y, weight)]
-            layers = _Majorised(*rest, bias, loss, self.steps).layers(betas)  # type: ignore[arg-type]
+            layers = _Majorised(*rest, bias, loss, self.steps).layers(betas)  # type: ignore[arg-type]  # phi and y are there
             held_out = [part(tensor, fold) for tensor in (phi, y, weight)]
-            sums = [_sums(W, *held_out, bias, loss) for W in layers]  # type: ignore[arg-type]
+            sums = [_sums(W, *held_out, bias, loss) for W in layers]  # type: ignore[arg-type]  # as above
             total += torch.stack([value for value, _ in sums])
             count += sums[0][1]
         return total / count
