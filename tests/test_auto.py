@@ -51,7 +51,7 @@ def slowly(rule, batches):
             W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ E).T
         w = (s / s.min()) ** -SHARPNESS if t else torch.ones(K, dtype=torch.float64)
         w = w / w.sum()
-    return sum(share * one for share, one in zip(w, W)), w
+    return sum(share * one for share, one in zip(w, W)), w, torch.stack(W)
 
 
 @pytest.mark.parametrize("n", [3, 6, 20])
@@ -60,9 +60,11 @@ def test_it_is_the_formula(n):
     head = layer()
     for phi, y in batches:
         head.solve(phi, y)
-    expected, weights = slowly(head.rule, batches)
+    expected, weights, layers = slowly(head.rule, batches)
     assert relative(matrix(head), expected) < 1e-8
     assert relative(head.memory_.weight, weights) < 1e-6
+    for own, slow in zip(head._memory()["layers"], layers):  # those without weight in the layer too
+        assert relative(own, slow) < 1e-8
 
 
 def test_the_memory_is_as_long_as_the_truth_is_still():
