@@ -17,7 +17,7 @@ import pandas as pd
 
 from closedform import archive
 from closedform.estimators import load
-from closedform.tabular import charts, folder, preparing, reading, training
+from closedform.tabular import cells, charts, choosing, folder, permutation, reading, target, training
 
 from .table_cases import RUN, command, homes
 

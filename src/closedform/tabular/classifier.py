@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .base import CHUNK, Estimator
 from .loop import TrainingRows
-from .prepare import merged, spread
+from .rows import merged, spread
 
 
 class ClosedFormClassifier(ClassifierMixin, Estimator):
