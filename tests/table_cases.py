@@ -53,3 +53,28 @@ def table(n=240, seed=0):
 def classes(n=240, seed=0, k=3):
     X, y = make_classification(n, 6, n_informative=4, n_classes=k, class_sep=1.5, random_state=seed)
     return X, np.array(["red", "green", "blue", "grey"])[y]
+
+
+def everyday(n=400, seed=0):
+    """A table as people have them: units, dates, truths, gaps, identifiers and columns of no use."""
+    g = np.random.default_rng(seed)
+    days = pd.date_range("2021-01-01", periods=n, freq="2D")
+    return pd.DataFrame(
+        {
+            "area": [f"{value:.1f} m²" for value in g.uniform(20, 200, n)],
+            "cost": [f"${value:,.0f}" for value in g.uniform(500, 20_000, n)],
+            "share": [f"{value:.0f} %" for value in g.uniform(0, 100, n)],
+            "rooms": pd.Series(g.integers(1, 7, n)).astype(float).mask(pd.Series(range(n)) % 9 == 4),
+            "lift": g.random(n) < 0.5,
+            "garden": pd.Series(np.where(g.random(n) < 0.5, "true", "False")).mask(pd.Series(range(n)) % 9 == 4),
+            "sold": days.strftime("%Y-%m-%d"),
+            "seen": pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(n) * 7, unit="h"),
+            "district": g.choice(["north", "söuth", "east"], n),
+            "grade": pd.Categorical(g.integers(1, 5, n)),
+            "number": np.arange(1, n + 1),
+            "agent_id": g.integers(0, 10**6, n),
+            "note": [f"note {k} of {n}" for k in range(n)],
+            "empty": [None] * n,
+            "same": "x",
+        }
+    )

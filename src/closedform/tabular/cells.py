@@ -82,10 +82,10 @@ def parsed(values: pd.Series, spelling: Spelling | None) -> np.ndarray:
 
     if pd.api.types.is_timedelta64_dtype(values):
         return np.asarray(values.dt.total_seconds(), dtype=np.float64) / DAY
-    if pd.api.types.is_datetime64_any_dtype(values):
+    if pd.api.types.is_numeric_dtype(values):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    if not holds_texts(values):  # dates and the like
         return np.full(len(values), np.nan)
-    if not holds_texts(values):
-        return np.asarray(pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan))
     if spelling is None:
         return np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)
 
@@ -117,8 +117,8 @@ def booleans(column: str, values: pd.Series) -> np.ndarray:
     import pandas as pd
 
     values = cleaned(values)
-    if not holds_texts(values):
-        converted = np.asarray(pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan))
+    if pd.api.types.is_numeric_dtype(values):
+        converted = values.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         converted = np.asarray(mapped(values, lambda value: TRUTHS.get(text_of(value), np.nan)), dtype=np.float64)
     wrong = ~np.isin(converted, (0.0, 1.0)) & values.notna().to_numpy()

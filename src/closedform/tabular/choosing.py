@@ -25,8 +25,9 @@ LEAST = 2  # rows that a value must have
 NEARLY = 0.9  # the share of numbers from which on a text among them is taken for a mistake
 PARTLY = 0.25  # and from which on they are mentioned
 CODES = 10  # different texts among numbers that are taken for words for a missing value
+SAMPLE = 2000  # texts of a long column that are looked at first
 ROWS_OF_IDS = 20  # fewer different whole numbers prove nothing
-ID_NAME = re.compile(r"(?:^|[\W_])(?:id|ids|uid|uuid|guid|key|index|idx|nr|no|row)$|(?<=[a-z])(?:Id|ID|Key|Nr|No)$", re.I)
+ID_NAME = re.compile(r"(?i:(?:^|[\W_])(?:id|ids|uid|uuid|guid|key|index|idx|nr|no|row)$)|(?<=[a-z])(?:Id|ID|Key|Nr|No)$")
 DAY_NUMBERS = 19000101, 21001231  # 20240131 is a day
 
 
@@ -66,7 +67,7 @@ def written_numbers(values: pd.Series) -> tuple[bool, Spelling | None]:
         import pandas as pd
 
         return bool(pd.api.types.is_numeric_dtype(chooser.values)), None
-    present = chooser.present()
+    present = chooser.values.dropna()
     spelling, good = chooser.numbers_among(present)
     return bool(len(present)) and float(good.mean()) >= NEARLY, spelling
 
@@ -79,9 +80,6 @@ class _Chooser:
         self.type = values.dtype
         self.values = cells.cleaned(values)
         self.remarks: list[str] = []
-
-    def present(self) -> pd.Series:
-        return self.values.dropna()
 
     def column(self) -> Column:
         import pandas as pd
@@ -102,35 +100,33 @@ class _Chooser:
             return self.as_time(times.ISO, [])
         if not cells.holds_texts(values) or inferred in ("integer", "floating", "mixed-integer-float", "decimal"):
             return self.as_day_number() or self.as_number(None, [])
-        return self.of_texts()
+        return self.of_texts(inferred)
 
-    def of_texts(self) -> Column:
-        present = self.present()
-        bad = next((v for v in present if isinstance(v, (list, dict, set, tuple, np.ndarray))), None)
-        if bad is not None:
-            raise TableError(f"column {self.name!r} holds {type(bad).__name__}; expected one number or text a row")
-        present = cells.texts(present)
-        if set(present.str.lower()) <= set(cells.TRUTHS):
+    def of_texts(self, inferred: str) -> Column:
+        present = self.values.dropna()
+        if inferred != "string":
+            bad = next((v for v in present if isinstance(v, (list, dict, set, tuple, np.ndarray))), None)
+            if bad is not None:
+                raise TableError(f"column {self.name!r} holds {type(bad).__name__}; expected one number or text a row")
+            present = cells.texts(present)
+        some = present.iloc[:: len(present) // SAMPLE + 1]  # what is not near to numbers or times in some, is in none
+        column = None
+        if set(some.str.lower()) <= set(cells.TRUTHS) and set(present.str.lower()) <= set(cells.TRUTHS):
             return self.as_boolean()
-        column = self.as_day_number() or self.number_among_texts(present) or self.time_among_texts(present)
-        return column or self.as_category()
+        if np.mean([quantities.is_quantity(text) for text in some]) >= PARTLY / 2:
+            column = self.as_day_number() or self.number_among_texts(present)
+        return column or self.time_among_texts(present, some) or self.as_category()
 
     # ---- Numbers ---------------------------------------------------------------------------------
 
     def numbers_among(self, present: pd.Series) -> tuple[Spelling | None, np.ndarray]:
         """How the numbers of the texts are written, and which of them are numbers."""
         plain = ~np.isnan(cells.parsed(present, None))
-        if plain.all():
+        others = [text for text in present[~plain].unique() if isinstance(text, str)]
+        if not any(map(quantities.is_quantity, others)):
             return None, plain
-        different = [text for text in present[~plain].unique() if isinstance(text, str)]
-        marked = [text for text in different if quantities.is_quantity(text)]
-        if not marked:
-            return None, plain
-        everything = [text for text in cells.texts(present).unique() if quantities.is_quantity(text)]
-        spelling = quantities.spelling(everything)
-        if spelling is None:
-            return None, plain
-        return spelling, ~np.isnan(cells.parsed(present, spelling))
+        spelling = quantities.spelling(list(filter(quantities.is_quantity, cells.texts(present).unique())))
+        return spelling, plain if spelling is None else ~np.isnan(cells.parsed(present, spelling))
 
     def number_among_texts(self, present: pd.Series) -> Column | None:
         spelling, good = self.numbers_among(present)
@@ -148,7 +144,7 @@ class _Chooser:
             return self.as_number(spelling, codes)
         if share >= NEARLY:
             return self.as_number(spelling, [])  # which names the row that is none
-        near = np.array([quantities.is_quantity(text) for text in present])
+        near = cells.mapped(present, quantities.is_quantity).to_numpy(dtype=bool)
         if near.mean() >= PARTLY:
             units = quantities.units(present.unique().tolist())
             odd = present[~near]
@@ -219,17 +215,15 @@ class _Chooser:
 
     # ---- Times and categories --------------------------------------------------------------------
 
-    def time_among_texts(self, present: pd.Series) -> Column | None:
-        different = present.unique().tolist()
-        candidates = []
-        for form in times.formats(different):
-            share = float((~np.isnat(times.parsed(present, form))).mean())
-            if share >= 0.5:
-                candidates.append((share, form))
-        if not candidates:
+    def time_among_texts(self, present: pd.Series, some: pd.Series) -> Column | None:
+        shares = {}
+        for form in times.formats(some.unique().tolist()):
+            if (~np.isnat(times.parsed(some, form))).mean() >= 0.4:
+                shares[form] = float((~np.isnat(times.parsed(present, form))).mean())
+        best = max(shares.values(), default=0.0)
+        if best < 0.5:
             return None
-        best = max(share for share, _ in candidates)
-        forms = [form for share, form in candidates if share == best]
+        forms = [form for form, share in shares.items() if share == best]
         form = forms[0]
         good = ~np.isnat(times.parsed(present, form))
         codes = self.codes(present, good)
@@ -238,7 +232,7 @@ class _Chooser:
                 f"holds dates, but also texts such as {cells.short(present[~good].iloc[0])}: taken as categories"
             )
             return None
-        if any(other != form and sorted(other) == sorted(form) for other in forms):
+        if "%m" in form and any(other != form and sorted(other) == sorted(form) for other in forms):
             first = "month" if form.index("%m") < form.index("%d") else "day"
             self.remarks.append(f"holds dates such as {cells.short(present.iloc[0])}: the {first} is taken to come first")
         if codes:

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 CURRENCY = "$€£¥₹"
 GROUPS = " '’\u00a0\u202f"  # between thousands, besides a comma or a point
 FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "bn": 1e9, "B": 1e9}
+_REST = r"(?:[^\d\s,;]|(?<=[a-zA-Z^])[23])"  # of a unit, after its first letter: m2 and sq ft are some, but no sentence is
 QUANTITY = re.compile(
     rf"(?P<sign>[-+−]?)\s*(?P<before>[{CURRENCY}]|[A-Z]{{3}}\b)?\s*(?P<inner>[-+−]?)"
     rf"(?P<digits>[.,]?\d[\d.,{GROUPS}]*?)(?P<power>[eE][-+]?\d+)?\s*"
-    rf"(?P<after>[^\W\d_](?:[^\d,;]|(?<=[a-zA-Z])[23]){{0,14}}|[°%‰{CURRENCY}′″][^\d,;]{{0,14}})?"
+    rf"(?P<after>(?:[^\W\d_]|[°%‰{CURRENCY}′″]){_REST}{{0,11}}(?: {_REST}{{1,8}})?)?"
 )
+_OTHERS = {".": "," + GROUPS, ",": "." + GROUPS}  # what may stand between thousands
+DIGITS = {
+    mark: re.compile(rf"(?:\d+|\d{{1,3}}(?:[{re.escape(others)}]\d{{3}})+)?(?:{re.escape(mark)}\d*)?")
+    for mark, others in _OTHERS.items()
+}
+WITHOUT = {mark: str.maketrans(mark, ".", others) for mark, others in _OTHERS.items()}
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,7 @@ def _decimal(digits: str) -> set[str]:
 
 def _value(digits: str, decimal: str) -> str | None:
     """The digits as Python writes them, or None where they are no number with this decimal mark."""
-    groups = "".join(c for c in ",." + GROUPS if c != decimal)
-    mark = re.escape(decimal)
-    if not re.fullmatch(rf"(?:\d+|\d{{1,3}}(?:[{re.escape(groups)}]\d{{3}})+)?(?:{mark}\d*)?", digits):
+    if not DIGITS[decimal].fullmatch(digits):
         return None
-    plain = "".join(c for c in digits if c not in groups).replace(decimal, ".")
+    plain = digits.translate(WITHOUT[decimal])
     return plain if plain not in ("", ".") else None

@@ -84,7 +84,7 @@ def _classes(name: str, values: pd.Series) -> np.ndarray:
 
 def _check_spelling(name: str, values: pd.Series) -> None:
     """Raise where a target that is none of numbers would be one if they were written in one way."""
-    near = np.array([quantities.is_quantity(text) for text in cells.texts(values)])
+    near = cells.mapped(cells.texts(values), quantities.is_quantity).to_numpy(dtype=bool)
     if near.mean() >= NEARLY:
         raise TableError(
             f"column {name!r}: values such as {cells.short(values.iloc[0])} look like numbers in several units or spellings; "

@@ -25,6 +25,7 @@ DATES = (
 )  # fmt: skip
 CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 FORMATS = (ISO, *DATES, *(f"{date} {clock}" for date in DATES for clock in CLOCKS), *CLOCKS)
+SOME = 20  # texts that are looked at to find a format
 ORIGIN = np.datetime64("2000-01-01", "us")
 YEAR = 365.2425  # days
 WIDTHS = {"trend": 1, "weekday": 7, "month": 12, "season": 4, "hour": 4}  # how many inputs a part becomes
@@ -38,11 +39,13 @@ WORDS = {
 
 
 def formats(texts: Sequence[str]) -> list[str]:
-    """The formats in which the first of these texts is a date or time; a plain number is none, except 20240131."""
-    first = texts[0]
-    if first.isdigit():
-        return ["%Y%m%d"] if len(first) == 8 else []
-    return [form for form in FORMATS if _reads(first, form)]
+    """The formats in which one of the first of these texts is a date or time; a plain number is none.
+
+    >>> formats(["unknown", "3.4.2024"]), formats(["20240403"]), formats(["03/04/2024 17:05"])
+    (['%d.%m.%Y'], [], ['%m/%d/%Y %H:%M', '%d/%m/%Y %H:%M'])
+    """
+    some = [text for text in texts[:SOME] if any(c.isdigit() for c in text) and not text.isdigit()]
+    return [form for form in FORMATS if any(_reads(text, form) for text in some)]
 
 
 def _reads(text: str, form: str) -> bool:
@@ -78,15 +81,12 @@ def parsed(values: pd.Series, form: str) -> np.ndarray:
         return values.to_numpy().astype("datetime64[us]")
     if not holds_texts(values):
         values = values.astype(object)
-    texts = mapped(values, _text)
-    different = pd.unique(texts.dropna())
+    codes, different = pd.factorize(mapped(values, _text))
     times = parsed_texts(different, form)
     lost = np.isnat(times)
     if lost.any() and form != ISO:
         times[lost] = parsed_texts(different[lost], ISO)
-    known = dict(zip(different, times))
-    nothing = np.datetime64("NaT", "us")
-    return np.array([known.get(text, nothing) for text in texts], dtype="datetime64[us]")
+    return np.append(times, np.datetime64("NaT", "us"))[codes]  # -1 is a missing value
 
 
 def _text(value: object) -> str:
