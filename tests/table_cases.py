@@ -78,3 +78,16 @@ def everyday(n=400, seed=0):
             "same": "x",
         }
     )
+
+
+def daily_sales(seed=0, years=3):
+    """Daily sales of three stores: a trend, the day of the week, a season, and noise of deviation 5."""
+    g = np.random.default_rng(seed)
+    days = pd.date_range("2021-01-01", periods=365 * years)
+    weekday = np.array([0, -5, 2, 4, 15, 35, 20])[days.day_of_week]
+    parts = []
+    for k, store in enumerate(["north", "south", "east"]):
+        season = 30 * np.sin(2 * np.pi * days.day_of_year / 365.25 + k) + 40 * (days.month == 12)
+        sales = 200 + 60 * k + 25 * np.arange(len(days)) / 365 + (1 + 0.3 * k) * weekday + season
+        parts.append(pd.DataFrame({"date": days, "store": store, "sales": sales + g.normal(0, 5, len(days))}))
+    return pd.concat(parts).sample(frac=1, random_state=seed).reset_index(drop=True)
