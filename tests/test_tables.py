@@ -19,7 +19,7 @@ from closedform import archive
 from closedform.estimators import load
 from closedform.tabular import charts, choosing, folder, permutation, reading, target, training
 
-from .table_cases import RUN, command, homes
+from .table_cases import RUN, command, everyday, homes
 
 # ---- What comes out ------------------------------------------------------------------------------
 
@@ -166,6 +166,41 @@ def test_the_task_of_a_target(tmp_path):
     ):
         pd.DataFrame({"x": range(len(values)), "y": values}).to_csv(path, index=False)
         assert target.read(reading.whole(path), "y", "auto", []).task == expected
+
+
+def test_what_columns_were_taken_for_is_said(tmp_path):
+    table = everyday(120).assign(**{"a,b": 1.5, "price [usd]": np.arange(120) ** 1.5})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    code, said = command(
+        "train", tmp_path / "t.csv", "--target", "price [usd]", "--epochs", 1, "--ignore", "a,b", "--ignore",
+        "number, agent_id", "--ignore", "note", "--categorical", "grade", "--importance", "none",
+    )  # fmt: skip
+    assert code == 0
+    assert "  numbers: area (m²), cost ($), share (%), rooms\n" in said
+    assert "  dates and times: sold, seen\n" in said
+    assert "  left out: number, agent_id, note, empty, same, a,b\n" in said
+    assert "Column 'empty' is left out: all its values are missing." in said
+    assert "only 24 rows" in said
+    assert "R²" in said
+    assert "mean of the training rows" in said
+    body = json.loads((tmp_path / "t-model" / "model.json").read_text(encoding="utf-8"))
+    assert body["columns"]["agent_id"] == "left out: as you asked"
+    assert body["columns"]["grade"] == "category, 4 values"
+    assert command("predict", tmp_path / "t-model", tmp_path / "t.csv")[0] == 0
+    frame = pd.read_csv(tmp_path / "t.csv").drop(columns=["number", "note", "a,b"])
+    expected = pd.read_csv(tmp_path / "t-predictions.csv")["predicted price [usd]"]
+    np.testing.assert_allclose(load(tmp_path / "t-model").predict(frame), expected, rtol=1e-12)
+
+
+def test_a_target_with_a_unit(tmp_path):
+    table = homes(60)
+    table["price"] = [f"${price:,.2f}" for price in 1000 * table.price]
+    table.to_csv(tmp_path / "homes.csv", index=False)
+    outcome = training.train(tmp_path / "homes.csv", "price", tmp_path / "m", max_iter=1)
+    rows = pd.read_csv(tmp_path / "m" / "predictions.csv", index_col="row")
+    assert outcome.model.task == "regression"
+    assert np.array_equal(rows["true price"], (1000 * homes(60).price).round(2).to_numpy()[rows.index - 1])
+    assert any("taken as numbers, in $" in remark for remark in outcome.remarks)
 
 
 @pytest.mark.parametrize("target", ["rate [/s]", "price [usd]", "[bold]p[/bold] :smile:"])

@@ -58,7 +58,9 @@ def test_quantities(texts, expected, spelling):
         assert not all(c.kind == "number" for c in choosing.choose(column).columns)
 
 
-@pytest.mark.parametrize("text", ["A12", "10-19", "1.2.3", "north", "3rd of May", "12:30", "2024-01-31", "1,2,3", "", "$", "+"])
+@pytest.mark.parametrize(
+    "text", ["A12", "10-19", "1.2.3", "north", "3rd of May", "12:30", "2024-01-31", "1,2,3", "", "$", "+"]
+)
 def test_what_is_no_quantity(text):
     assert not quantities.is_quantity(text)
     assert math.isnan(quantities.number(text, Spelling()))
@@ -146,7 +148,11 @@ def test_dates_as_pandas_has_them(values):
 
 def test_the_calendar_against_pythons():
     """A slow reference: every time by itself, with the standard library."""
-    moments = [datetime.datetime(1999, 12, 31, 23, 59), datetime.datetime(2000, 2, 29), datetime.datetime(2024, 7, 4, 6)]
+    moments = [
+        datetime.datetime(1999, 12, 31, 23, 59),
+        datetime.datetime(2000, 2, 29),
+        datetime.datetime(2024, 7, 4, 6),
+    ]
     parts = ["trend", "weekday", "month", "season", "hour"]
     rows = times.calendar(np.array(moments, dtype="datetime64[us]"), parts)
     for row, moment in zip(rows, moments):

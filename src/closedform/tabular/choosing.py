@@ -27,7 +27,9 @@ PARTLY = 0.25  # and from which on they are mentioned
 CODES = 10  # different texts among numbers that are taken for words for a missing value
 SAMPLE = 2000  # texts of a long column that are looked at first
 ROWS_OF_IDS = 20  # fewer different whole numbers prove nothing
-ID_NAME = re.compile(r"(?i:(?:^|[\W_])(?:id|ids|uid|uuid|guid|key|index|idx|nr|no|row)$)|(?<=[a-z])(?:Id|ID|Key|Nr|No)$")
+ID_NAME = re.compile(
+    r"(?i:(?:^|[\W_])(?:id|ids|uid|uuid|guid|key|index|idx|nr|no|row)$)|(?<=[a-z])(?:Id|ID|Key|Nr|No)$"
+)
 DAY_NUMBERS = 19000101, 21001231  # 20240131 is a day
 
 
@@ -234,7 +236,9 @@ class _Chooser:
             return None
         if "%m" in form and any(other != form and sorted(other) == sorted(form) for other in forms):
             first = "month" if form.index("%m") < form.index("%d") else "day"
-            self.remarks.append(f"holds dates such as {cells.short(present.iloc[0])}: the {first} is taken to come first")
+            self.remarks.append(
+                f"holds dates such as {cells.short(present.iloc[0])}: the {first} is taken to come first"
+            )
         if codes:
             self.remarks.append(f"is one of dates: {', '.join(map(repr, codes))} taken as missing")
         return self.as_time(form, codes or [])

@@ -29,6 +29,7 @@ class ImportanceOf(str, enum.Enum):
     none = "none"
 
 
+REMARKS = 15  # about columns that are printed
 NAMES = 12  # columns of a kind that are listed by name
 Encoding = Annotated[str, typer.Option(help="Of a CSV file.")]
 
@@ -116,8 +117,11 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
     for kind, names in outcome.model.preparation.summary().items():
         more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
         _say(console, f"  {kind}: {', '.join(names[:NAMES])}{more}")
-    for remark in outcome.remarks:
+    about_columns = outcome.model.preparation.remarks
+    for remark in [*about_columns[:REMARKS], *outcome.remarks]:
         _say(console, remark[0].upper() + remark[1:] + ".")
+    if len(about_columns) > REMARKS:
+        _say(console, f"{len(about_columns) - REMARKS:,} more remarks about columns stand in the report.")
     title = f"{outcome.metric} on {outcome.test_rows:,} rows to test ({outcome.train_rows:,} to train)"
     table = Table(title=title)
     for name in ("model", outcome.metric, "/ closedform", outcome.quality_name, "seconds"):

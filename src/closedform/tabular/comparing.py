@@ -49,9 +49,13 @@ def quality(task: str, y: np.ndarray, error: float) -> float:
     return 1 - error**2 / variance if variance > 0 else math.nan
 
 
-def caution(rows: int) -> str | None:
-    """What to say about a test part of so few rows."""
+def cautions(rows: int) -> list[str]:
+    """What to say about a test part of so many rows.
+
+    >>> cautions(50), cautions(8)
+    ([], ['the test part has only 8 rows, so these errors are rough: --seed tests on others'])
+    """
     if rows >= FEW_TEST_ROWS:
-        return None
+        return []
     part = f"{rows} rows" if rows > 1 else "one row"
-    return f"the test part has only {part}, so these errors are rough: --seed tests on others"
+    return [f"the test part has only {part}, so these errors are rough: --seed tests on others"]

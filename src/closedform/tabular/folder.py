@@ -68,9 +68,7 @@ def load(folder: Path) -> TableModel:
     if hasattr(model.estimator, "classes_") != (task == "classification"):
         raise ValueError(f"{folder}: {JSON} describes a {task}, and {MODEL} is none: they are of different models")
     if getattr(model.estimator, "preparation_", None) != preparation:
-        raise ValueError(
-            f"{folder}: {JSON} and {MODEL} do not describe the same columns: they are of different models"
-        )
+        raise ValueError(f"{folder}: {JSON} and {MODEL} do not describe the same columns: they are of different models")
     return model
 
 

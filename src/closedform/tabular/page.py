@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,11 @@ polyline { fill: none; stroke-width: 2 } .s0 { stroke: var(--accent) } .s1 { str
 table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
 th:first-child, td:first-child { text-align: left } tr.best td { font-weight: 650 }
 .wide { overflow-x: auto; max-width: 100% }
-.columns h2 { display: inline } .columns td { text-align: left; overflow-wrap: anywhere }
-.columns :is(th, td):first-child { max-width: 22rem }
+.matrix th { min-width: 7rem; max-width: 14rem; overflow-wrap: anywhere }
+.columns h2 { display: inline } .columns ul { max-width: 46rem; padding-left: 1.2rem }
+.columns :is(th, td) { text-align: left; overflow-wrap: anywhere }
+.columns :is(th, td):first-child { min-width: 6.5rem; max-width: 22rem }
+@media (max-width: 640px) { th, td { padding: .3rem .45rem } }
 .matrix td { background: color-mix(in srgb, var(--accent) calc(var(--share) * 70%), transparent) }
 """
 
@@ -67,11 +71,11 @@ def render(
         figures.append(_importance(outcome, outcome.importance))
     style = (files("closedform.tabular") / "page.css").read_text(encoding="utf-8") + STYLE
     title = html.escape(f"{target}, from {name}")
-    remarks = "".join(f"<p>{html.escape(remark[0].upper() + remark[1:])}.</p>" for remark in outcome.remarks)
+    remarks = "".join(f"<p>{remark}</p>" for remark in _sentences(outcome.remarks))
     facts = {
         "task": model.task,
         "rows": f"{outcome.train_rows:,} to train, {outcome.test_rows:,} to test",
-        "columns": ", ".join(f"{len(names):,} {kind}" for kind, names in model.preparation.summary().items()),
+        "columns": ", ".join(f"{kind} {len(names):,}" for kind, names in model.preparation.summary().items()),
         "epochs": str(model.estimator.n_iter_),
     }
     listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
@@ -114,6 +118,10 @@ def _table(outcome: Outcome) -> str:
     return _scrolling(f"<table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>")
 
 
+def _sentences(remarks: Sequence[str]) -> list[str]:
+    return [html.escape(f"{remark[0].upper()}{remark[1:]}.") for remark in remarks]
+
+
 def _scrolling(table: str) -> str:
     """A table in a box of its own, which a narrow screen scrolls."""
     return f'<div class="wide" tabindex="0">{table}</div>'
@@ -127,8 +135,10 @@ def _columns(outcome: Outcome) -> str:
     )
     opened = " open" if len(columns) <= MANY else ""
     table = _scrolling(f"<table><tr><th>column</th><th>taken as</th></tr>{rows}</table>")
+    remarks = "".join(f"<li>{remark}</li>" for remark in _sentences(outcome.model.preparation.remarks))
+    listed = f"<ul>{remarks}</ul>" if remarks else ""
     return (
-        f'<section class="columns"><details{opened}><summary><h2>What each column was taken for</h2></summary>{table}'
+        f'<section class="columns"><details{opened}><summary><h2>What each column was taken for</h2></summary>{listed}{table}'
         "</details></section>"
     )
 
@@ -183,9 +193,7 @@ def _confusion(classes: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> 
         cells = "".join(f'<td style="--share: {count / total:.2f}">{count}</td>' for count in counts)
         rows += f"<tr><th>{html.escape(str(label))}</th>{cells}</tr>"
     head = "".join(f"<th>{html.escape(str(label))}</th>" for label in shown)
-    table = _scrolling(
-        f'<table class="matrix"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>'
-    )
+    table = _scrolling(f'<table class="matrix"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>')
     more = "" if len(shown) == len(classes) else f" The first {len(shown)} of {len(classes)} classes."
     return _figure("Which class for which", table, f"Test rows by their true and their predicted class.{more}")
 

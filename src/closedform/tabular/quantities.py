@@ -10,7 +10,9 @@ from dataclasses import dataclass
 CURRENCY = "$€£¥₹"
 GROUPS = " '’\u00a0\u202f"  # between thousands, besides a comma or a point
 FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "bn": 1e9, "B": 1e9}
-_REST = r"(?:[^\d\s,;]|(?<=[a-zA-Z^])[23])"  # of a unit, after its first letter: m2 and sq ft are some, but no sentence is
+_REST = (
+    r"(?:[^\d\s,;]|(?<=[a-zA-Z^])[23])"  # of a unit, after its first letter: m2 and sq ft are some, but no sentence is
+)
 QUANTITY = re.compile(
     rf"(?P<sign>[-+−]?)\s*(?P<before>[{CURRENCY}]|[A-Z]{{3}}\b)?\s*(?P<inner>[-+−]?)"
     rf"(?P<digits>[.,]?\d[\d.,{GROUPS}]*?)(?P<power>[eE][-+]?\d+)?\s*"

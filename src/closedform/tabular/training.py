@@ -44,7 +44,7 @@ class Outcome:
     train_rows: int
     test_rows: int
     importance: Importance | None = None
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # besides those about columns, which the preparation has
 
 
 def train(
@@ -82,14 +82,9 @@ def train(
         y, task = read.y, read.task
         first, second = targets.split(y, seed, task)
         inputs = read.table.drop(columns=target)
-        preparation = choose(
-            inputs, rows=first, categorical=categorical, ignored=ignored, hint=HINT, by_name=True
-        )
+        preparation = choose(inputs, rows=first, categorical=categorical, ignored=ignored, hint=HINT, by_name=True)
         X, X_test = preparation.transform(inputs.iloc[first]), preparation.transform(inputs.iloc[second])
-    remarks = [*read.remarks, *preparation.remarks]
-    caution = comparing.caution(len(second))
-    if caution:
-        remarks.append(caution)
+    remarks = [*read.remarks, *comparing.cautions(len(second))]
 
     kind = ClosedFormRegressor if task == "regression" else ClosedFormClassifier
     estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter)
@@ -150,7 +145,7 @@ def train(
                     "seconds": {name: round(value, 3) for name, value in seconds.items()},
                     "rows": {"train": len(first), "test": len(second)},
                     "seed": seed,
-                    "remarks": remarks,
+                    "remarks": [*remarks, *preparation.remarks],
                 },
             )
             publishing.publish(partial, out)
