@@ -1,4 +1,4 @@
-"""What the columns of a table are taken for, and what becomes of them: numbers, dates, categories, and what is in between."""
+"""What the columns of a table are taken for, and what becomes of them: numbers, dates, categories, and what is between."""
 
 import datetime
 import json
@@ -43,7 +43,7 @@ from .table_cases import everyday
         (["1 bedroom", "3 bedrooms"], [1, 3], Spelling("bedroom")),
         (["EUR 1,200", "EUR 3"], [1200, 3], Spelling("EUR")),
         (["60 km/h", "100 km/h"], [60, 100], Spelling("km/h")),
-        (["21.5 °C", "-3 °C", "−4 °C"], [21.5, -3, -4], Spelling("°C")),
+        (["21.5 °C", "-3 °C", "\u22124 °C"], [21.5, -3, -4], Spelling("°C")),
         (["5 km", "300 m"], None, None),
         (["3 kB", "4 MB"], None, None),
     ],

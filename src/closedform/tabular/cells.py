@@ -92,7 +92,7 @@ def parsed(values: pd.Series, spelling: Spelling | None) -> np.ndarray:
     def number(value: Any) -> float:
         if isinstance(value, str):
             return quantities.number(value, spelling)
-        return float(pd.to_numeric(pd.Series([value], dtype=object), errors="coerce").iloc[0])
+        return float(np.asarray(pd.to_numeric(pd.Series([value], dtype=object), errors="coerce"))[0])
 
     return np.asarray(mapped(values, number), dtype=np.float64)
 

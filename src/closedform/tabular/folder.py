@@ -81,7 +81,7 @@ def origin(data: Path, out: Path) -> str:
 
 
 def check_free(out: Path) -> dict[str, Any] | None:
-    """Raise unless `out` is free, or the folder of a model that `closedform train` wrote; returns that model's description."""
+    """Raise unless `out` is free, or the folder of a model that `closedform train` wrote; returns its description."""
     if not out.exists():
         return None
     if not (out / JSON).is_file():

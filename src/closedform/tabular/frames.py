@@ -56,8 +56,8 @@ def validated(
     if reset:
         estimator.preparation_ = preparation
     if _is_alone(y):
-        return check_array(prepared, dtype=np.float64, estimator=estimator)
-    return check_X_y(prepared, y, dtype=np.float64, multi_output=True, estimator=estimator)
+        return check_array(prepared, dtype="float64", estimator=estimator)
+    return check_X_y(prepared, y, dtype="float64", multi_output=True, estimator=estimator)
 
 
 def for_prepared(estimator: Any) -> Any:
@@ -82,8 +82,8 @@ def as_frame(X: Any) -> Any:
         return X
     if not hasattr(X, "to_pandas"):
         raise ValueError(
-            f"X is a {type(X).__module__.partition('.')[0]}.{type(X).__name__}, which has no to_pandas(); expected an array, "
-            "or a data frame of pandas, polars or pyarrow"
+            f"X is a {type(X).__module__.partition('.')[0]}.{type(X).__name__}, which has no to_pandas(); expected an "
+            "array or a data frame of pandas, polars or pyarrow"
         )
     return X.to_pandas()
 

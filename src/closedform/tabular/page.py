@@ -138,8 +138,8 @@ def _columns(outcome: Outcome) -> str:
     remarks = "".join(f"<li>{remark}</li>" for remark in _sentences(outcome.model.preparation.remarks))
     listed = f"<ul>{remarks}</ul>" if remarks else ""
     return (
-        f'<section class="columns"><details{opened}><summary><h2>What each column was taken for</h2></summary>{listed}{table}'
-        "</details></section>"
+        f'<section class="columns"><details{opened}><summary><h2>What each column was taken for</h2></summary>'
+        f"{listed}{table}</details></section>"
     )
 
 

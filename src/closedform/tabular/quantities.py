@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CURRENCY = "$€£¥₹"
-GROUPS = " '’\u00a0\u202f"  # between thousands, besides a comma or a point
+MINUS, PRIMES = "\u2212", "\u2032\u2033"  # as typesetters write them
+GROUPS = " '\u2019\u00a0\u202f"  # between thousands, besides a comma or a point
 FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "bn": 1e9, "B": 1e9}
 _REST = (
     r"(?:[^\d\s,;]|(?<=[a-zA-Z^])[23])"  # of a unit, after its first letter: m2 and sq ft are some, but no sentence is
 )
 QUANTITY = re.compile(
-    rf"(?P<sign>[-+−]?)\s*(?P<before>[{CURRENCY}]|[A-Z]{{3}}\b)?\s*(?P<inner>[-+−]?)"
+    rf"(?P<sign>[-+{MINUS}]?)\s*(?P<before>[{CURRENCY}]|[A-Z]{{3}}\b)?\s*(?P<inner>[-+{MINUS}]?)"
     rf"(?P<digits>[.,]?\d[\d.,{GROUPS}]*?)(?P<power>[eE][-+]?\d+)?\s*"
-    rf"(?P<after>(?:[^\W\d_]|[°%‰{CURRENCY}′″]){_REST}{{0,11}}(?: {_REST}{{1,8}})?)?"
+    rf"(?P<after>(?:[^\W\d_]|[°%‰{CURRENCY}{PRIMES}]){_REST}{{0,11}}(?: {_REST}{{1,8}})?)?"
 )
 _OTHERS = {".": "," + GROUPS, ",": "." + GROUPS}  # what may stand between thousands
 DIGITS = {
@@ -94,7 +95,7 @@ def number(text: str, spelling: Spelling) -> float:
     value = _value(match["digits"].strip(GROUPS), spelling.decimal)
     if value is None or (unit and _normal(unit) != _normal(spelling.unit)):
         return math.nan
-    negative = (match["sign"] in ("-", "−")) != (match["inner"] in ("-", "−"))
+    negative = (match["sign"] in ("-", MINUS)) != (match["inner"] in ("-", MINUS))
     return (-1.0 if negative else 1.0) * float(f"{value}{match['power'] or ''}") * factor
 
 

@@ -87,8 +87,8 @@ def _check_spelling(name: str, values: pd.Series) -> None:
     near = cells.mapped(cells.texts(values), quantities.is_quantity).to_numpy(dtype=bool)
     if near.mean() >= NEARLY:
         raise TableError(
-            f"column {name!r}: values such as {cells.short(values.iloc[0])} look like numbers in several units or spellings; "
-            f"expected one{HINT}"
+            f"column {name!r}: values such as {cells.short(values.iloc[0])} look like numbers in several units or "
+            f"spellings; expected one{HINT}"
         )
 
 

@@ -82,10 +82,11 @@ def parsed(values: pd.Series, form: str) -> np.ndarray:
     if not holds_texts(values):
         values = values.astype(object)
     codes, different = pd.factorize(mapped(values, _text))
-    times = parsed_texts(different, form)
+    different = np.asarray(different)
+    times = parsed_texts(different.tolist(), form)
     lost = np.isnat(times)
     if lost.any() and form != ISO:
-        times[lost] = parsed_texts(different[lost], ISO)
+        times[lost] = parsed_texts(different[lost].tolist(), ISO)
     return np.append(times, np.datetime64("NaT", "us"))[codes]  # -1 is a missing value
 
 
