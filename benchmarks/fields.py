@@ -152,7 +152,9 @@ def execute(args: argparse.Namespace, cells: list[Cell], records: Records) -> No
     """Run what is missing until it is there or the time is over."""
     deadline = time.time() + args.seconds
     for cell in cells:
-        fields_train.loaded(cell.equation, cell.run("learned", 0, 0).size, 0, args.device)  # made before workers need it
+        fields_train.loaded(
+            cell.equation, cell.run("learned", 0, 0).size, 0, args.device
+        )  # made before workers need it
     pool = ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn"))
     flying: dict[Future, Run] = {}
     try:
@@ -180,7 +182,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--network", choices=fields_networks.NETWORKS, default="neuralop")
     parser.add_argument("--equations", nargs="+", choices=EQUATIONS, default=list(EQUATIONS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many, and stop the rest")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing after so many, and stop the rest"
+    )
     parser.add_argument("--timing-seconds", type=float, default=8.0, help="for the steps in turn, an equation")
     parser.add_argument("--workers", type=int, help="processes (default 5 on a GPU, 1 on the CPU)")
     parser.add_argument("--no-capture", action="store_true", help="no CUDA graphs")

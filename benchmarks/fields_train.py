@@ -97,9 +97,7 @@ class Training:
         self.rate = self.rates[0].clone()
         self.t = torch.zeros(1, dtype=torch.long, device=device)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            parameters, lr=self.rate, weight_decay=DECAY, capturable=device == "cuda"
-        )
+        self.optimizer = torch.optim.AdamW(parameters, lr=self.rate, weight_decay=DECAY, capturable=device == "cuda")
         self.advance: Callable[[], object] = self.step
         self.captured = False
 
