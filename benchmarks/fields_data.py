@@ -1,7 +1,7 @@
 """Fields for `benchmarks/fields.py`: Darcy flow and Burgers' equation, solved here.
 
-Darcy flow, `-div(a grad u) = 1` on the unit square with `u = 0` on its edge, from a permeability `a` of two values, as in the
-Fourier neural operator's paper; finite volumes on cells, whose five-point system conjugate gradients solve. Burgers'
+Darcy flow, `-div(a grad u) = 1` on the unit square with `u = 0` on its edge, from a permeability `a` of two values, as in
+the Fourier neural operator's paper; finite volumes on cells, whose five-point system conjugate gradients solve. Burgers'
 equation from its initial condition (`closedform.paper.data.burgers`), to the whole of space and time at once: the fields
 have time along the first axis, and the initial condition is repeated along it.
 """

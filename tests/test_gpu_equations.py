@@ -1,4 +1,4 @@
-"""Differential equations on a CUDA device: ill-conditioned as they are, they go by singular values in float64, as on the CPU."""
+"""Differential equations on a CUDA device: ill-conditioned as they are, they go by singular values, as on the CPU."""
 
 import math
 

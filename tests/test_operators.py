@@ -103,7 +103,7 @@ def test_the_layer_at_the_end_becomes_a_solved_one(network):
 
 def test_solved_as_the_weighted_least_squares_of_its_features(network):
     """The targets are fields as the model returns them, and the weights one a field: that of the relative error."""
-    model, path = network
+    model, _ = network
     x, y = fields()
     head = cf.replace_last_linear(model, example=x, rule=cf.Ridge(1e-3))
     kept: list[Tensor] = []

@@ -192,9 +192,9 @@ def _yes(like: Tensor) -> Tensor:
 
 
 def by_singular_values(X: Tensor) -> Callable[[float | Tensor], Factor]:
-    """By the singular values of X itself, whose condition number is the root of the Gram matrix's; found once, for any number
-    of lambdas. Those below rounding error are noise, and what they multiply is left alone. On a device this waits: singular
-    values are found by iteration."""
+    """By the singular values of X itself, whose condition number is the root of the Gram matrix's; they are found once, for
+    any number of lambdas. Those below rounding error are noise, and what they multiply is left alone. On a device this
+    waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
 
