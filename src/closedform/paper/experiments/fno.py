@@ -240,7 +240,8 @@ def run(
     same = ("samples", "points", "stride", "width", "modes", "tf32", "size")
 
     def collect(table: pd.DataFrame) -> pd.DataFrame:
-        fno_samples.gather(out, stacks.alike(configs, out / "parts", same), beside)
+        earlier = () if beside is None else (beside,)
+        fno_samples.gather(out, stacks.alike(configs, out / "parts", same), *earlier)
         return table if beside is None else _joined(results.load(beside), table)
 
     return stacks.run(
@@ -256,6 +257,17 @@ def run(
         progress=progress,
         done=done,
     )
+
+
+def join(folders: Sequence[Path], out: Path) -> pd.DataFrame:
+    """Write the results of several folders as one; a model that two have is taken from the later one."""
+    table = results.load(folders[0])
+    for folder in folders[1:]:
+        table = _joined(table, results.load(folder))
+    results.save(table, out)
+    experiment(table).save(out)
+    fno_samples.gather(out, (), *folders)
+    return table
 
 
 def _joined(earlier: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
