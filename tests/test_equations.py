@@ -372,6 +372,31 @@ def test_a_run_that_was_stopped_ends_with_the_same_numbers(tmp_path, linear):
     assert not options["checkpoint"].exists()
 
 
+def test_progress_is_lines_of_a_log_a_bar_or_nothing(monkeypatch, caplog, capsys):
+    from closedform.equations import progress
+
+    problem, _ = layer_problem()
+
+    def run(**options):
+        caplog.clear()
+        solve(problem, network(LINE, 10), steps=5, points=64, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level("INFO", logger="closedform.equations"):
+        assert len(run()) == 1, "five steps take less than ten seconds, so there is the last line alone"
+        monkeypatch.setattr(progress, "EVERY_S", 0.0)
+        lines = run()
+        assert len(lines) == 5
+        assert lines[-1].startswith("step 5 of 5, loss ")
+        assert lines[-1].endswith("about 0 s left")
+        assert run(progress=False) == []
+        assert capsys.readouterr().err == ""
+        pytest.importorskip("rich")
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        assert run() == []
+    assert "5/5" in capsys.readouterr().err
+
+
 def test_an_equation_whose_solution_is_zero():
     problem = Problem(
         [Condition(LINE.inside, lambda u: u.second(0, 0)), Condition(torch.zeros(1, 1), lambda u: u.value)]
