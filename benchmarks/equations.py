@@ -2,7 +2,7 @@
 
 Five ways to each problem of `equations_problems.py`:
 
-* solved: `best_network` and one solve, without training the backbone;
+* solved: `best_network` with 1,024 features (shared among the unknowns) and one solve, without training the backbone;
 * trained: the same with fewer features, and the backbone trained between solves;
 * learned: the network of `solved` with an ordinary last layer, trained as a physics-informed network is: Adam for two thirds
   of the time, then L-BFGS, float64;
@@ -13,12 +13,17 @@ Five ways to each problem of `equations_problems.py`:
 Errors are relative L2 at 10,000 points of their own. Seconds are of one core's processor time, which other work on the
 machine does not lengthen. `learned` and `DeepXDE` have as many as the slower of the two solved ways took, and at least 12.
 One seed.
+
+A run that was stopped goes on with the problems that are missing. Rows that other code of the solver or other settings have
+made are dropped: a table has one version of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -30,6 +35,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import closedform.equations
 from closedform.equations import Box, Field, Problem, best_network, solve
 from closedform.equations.fields import Lazy
 from closedform.equations.problem import Batch
@@ -40,7 +46,8 @@ from equations_problems import CASES, Case
 QUESTION = (
     "How small is the error of a solved last layer on differential equations, against a learned one in equal time?"
 )
-FEATURES, TRAINED_FEATURES, STEPS, LEAST_S = 512, 192, 120, 12.0
+FEATURES, TRAINED_FEATURES, STEPS, LEAST_S = 1024, 192, 120, 12.0
+QUICK = ("poisson", "advection_diffusion", "nonlinear_poisson")
 Curve = list[tuple[float, float]]  # seconds, relative error
 
 
@@ -312,7 +319,7 @@ def finite_differences(case: Case, cells: int = 400) -> dict:
 
 def compare(name: str, quick: bool) -> dict:
     case = CASES[name]()
-    features, least = (192, 3.0) if quick else (FEATURES, LEAST_S)
+    features, least = (192, 3.0) if quick else (FEATURES // len(case.problem.unknowns), LEAST_S)
     row: dict = {"problem": name, "title": case.name, "linear": case.problem.linear, "smooth": case.smooth}
     row["solved"], backbone = solved(case, features)
     row["trained"] = trained(case, 96 if quick else TRAINED_FEATURES, 20 if quick else STEPS)
@@ -323,17 +330,33 @@ def compare(name: str, quick: bool) -> dict:
     return row
 
 
-def main() -> None:
+def version(quick: bool) -> str:
+    """Names what makes the rows: the settings and the code of the solver, without its comments and docstrings."""
+    digest = hashlib.sha256(repr((quick, FEATURES, TRAINED_FEATURES, STEPS, LEAST_S)).encode())
+    for source in sorted(Path(closedform.equations.__file__).parent.glob("*.py")):
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+                node.body[0] = ast.Pass()
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:16]
+
+
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three problems and few features: a minute")
-    parser.add_argument("--only", nargs="*", choices=CASES, help="these problems, the others kept as they are")
-    parser.add_argument("--out", type=Path, default=RESULTS / "equations.json")
-    args = parser.parse_args()
+    parser.add_argument("--only", nargs="*", choices=CASES, help="these problems, once more where they are there")
+    parser.add_argument("--out", type=Path, help="benchmarks/results/equations.json otherwise (--quick: none)")
+    args = parser.parse_args(given)
     torch.set_num_threads(1)
-    names = args.only or (["poisson", "advection_diffusion", "nonlinear_poisson"] if args.quick else list(CASES))
-    rows = {row["problem"]: row for row in json.loads(args.out.read_text())["rows"]} if args.out.is_file() else {}
-    for name in names:
-        rows[name] = row = compare(name, args.quick)
+    out = args.out or (None if args.quick else RESULTS / "equations.json")
+    made_by = version(args.quick)
+    rows: dict[str, dict] = {}
+    if out is not None and out.is_file():
+        rows = {row["problem"]: row for row in json.loads(out.read_text())["rows"] if row.get("made_by") == made_by}
+    names = QUICK if args.quick else list(CASES)
+    for name in args.only or [name for name in names if name not in rows]:
+        rows[name] = row = compare(name, args.quick) | {"made_by": made_by}
         errors = {way: row[way]["error"] for way in ("solved", "trained", "learned", "deepxde", "spectral") if row[way]}
         print(f"{row['title']:24s}", *(f"{way} {error:.1e}" for way, error in errors.items()), flush=True)
         body = {
@@ -341,9 +364,10 @@ def main() -> None:
             "environment": environment("cpu"),
             "rows": [rows[key] for key in CASES if key in rows],
         }
-        with atomic(args.out) as file:
-            text = json.dumps(body, separators=(",", ":")).replace('{"problem"', '\n{"problem"')
-            file.write(text.encode() + b"\n")
+        if out is not None:
+            with atomic(out) as file:
+                text = json.dumps(body, separators=(",", ":")).replace('{"problem"', '\n{"problem"')
+                file.write(text.encode() + b"\n")
 
 
 if __name__ == "__main__":

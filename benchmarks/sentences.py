@@ -55,18 +55,23 @@ def value(key: str) -> float:
     return float(found)
 
 
-def check(mark: re.Match[str], within: str = "") -> str | None:
-    """What is wrong with a marked number, if anything is; `within` stands before all keys of a page."""
-    exact = value(within + mark["key"])
+def exact(mark: re.Match[str], within: str = "") -> float:
+    """The number that a mark stands for; `within` stands before all keys of a page."""
+    number = value(within + mark["key"])
     if mark["sign"]:
         other = value(within + mark["other"])
-        exact = exact / other if mark["sign"] == "/" else exact - other
-    exact *= 100 if mark["percent"] else 1
+        number = number / other if mark["sign"] == "/" else number - other
+    return number * (100 if mark["percent"] else 1)
+
+
+def check(mark: re.Match[str], within: str = "") -> str | None:
+    """What is wrong with a marked number, if anything is."""
+    number = exact(mark, within)
     shown = float(mark["number"].replace(",", ""))
     digits, _, exponent = mark["number"].partition("e")
     last = int(exponent or 0) - len(digits.partition(".")[2])  # the place of the last digit
-    right = exact < shown if mark["bound"] else abs(shown - exact) <= 0.500001 * 10.0**last
-    return None if right else f"{mark[0]}: it is {exact:.6g}"
+    right = number < shown if mark["bound"] else abs(shown - number) <= 0.500001 * 10.0**last
+    return None if right else f"{mark[0]}: it is {number:.6g}"
 
 
 def _rows(name: str) -> list[dict]:

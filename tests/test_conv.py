@@ -152,3 +152,30 @@ def test_a_head_shared_over_space_may_add_up_in_any_pieces(points, rule, monkeyp
         found.append(head.weight.clone())
     for weights in found[:-1]:
         assert relative(weights, found[-1]) < 1e-10
+
+
+def test_a_weight_a_field_is_that_weight_at_all_its_points():
+    phi, y = torch.randn(3, 4, 5, 6).double(), torch.randn(3, 2, 5, 6).double()
+    weight = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+    a, b = (cf.ClosedFormConv1x1(4, 2, rule=cf.Ridge(0.1), dtype=torch.float64) for _ in range(2))
+    a.solve(phi, y, weight)
+    b.solve(phi, y, weight[:, None, None].expand(3, 5, 6))
+    assert relative(a.weight, b.weight) < 1e-14
+    b.solve(phi, y)
+    assert relative(a.weight, b.weight) > 1e-3
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(3, 5, 6\), got \(2,\)"):
+        a.solve(phi, y, weight[:2])
+
+
+def test_fields_go_with_features_whose_points_are_in_a_row():
+    """As in a model that flattens its fields before the last layer, and whose user sees only the fields."""
+    phi, y = torch.randn(3, 4, 5, 6).double(), torch.randn(3, 2, 5, 6).double()
+    weight = torch.rand(3, 5, 6, dtype=torch.float64)
+    row = cf.ClosedFormConv1x1(4, 2, dims=1, rule=cf.Ridge(0.1), dtype=torch.float64)
+    field = cf.ClosedFormConv1x1(4, 2, rule=cf.Ridge(0.1), dtype=torch.float64)
+    row.observe(y, weight)
+    row(phi.flatten(2))
+    field.solve(phi, y, weight)
+    assert relative(row.weight, field.weight) < 1e-14
+    with pytest.raises(ValueError, match=r"y must have shape \(3, 2, 30\)"):
+        row.solve(phi.flatten(2), y[:, :, :4])

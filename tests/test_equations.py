@@ -372,6 +372,31 @@ def test_a_run_that_was_stopped_ends_with_the_same_numbers(tmp_path, linear):
     assert not options["checkpoint"].exists()
 
 
+def test_progress_is_lines_of_a_log_a_bar_or_nothing(monkeypatch, caplog, capsys):
+    from closedform.equations import progress
+
+    problem, _ = layer_problem()
+
+    def run(**options):
+        caplog.clear()
+        solve(problem, network(LINE, 10), steps=5, points=64, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level("INFO", logger="closedform.equations"):
+        assert len(run()) == 1, "five steps take less than ten seconds, so there is the last line alone"
+        monkeypatch.setattr(progress, "EVERY_S", 0.0)
+        lines = run()
+        assert len(lines) == 5
+        assert lines[-1].startswith("step 5 of 5, loss ")
+        assert lines[-1].endswith("about 0 s left")
+        assert run(progress=False) == []
+        assert capsys.readouterr().err == ""
+        pytest.importorskip("rich")
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        assert run() == []
+    assert "5/5" in capsys.readouterr().err
+
+
 def test_an_equation_whose_solution_is_zero():
     problem = Problem(
         [Condition(LINE.inside, lambda u: u.second(0, 0)), Condition(torch.zeros(1, 1), lambda u: u.value)]
@@ -503,20 +528,20 @@ def test_boxes():
         Box([0.0, 1.0], [1.0, 1.0])
 
 
-def test_the_penalty_as_rows_is_the_same_ridge(monkeypatch):
-    """What a device does, where no branch is free."""
-    from closedform.equations.layer import compressed, solved
-    from closedform.solver import route
+def test_one_set_of_singular_values_serves_every_penalty():
+    from closedform.equations.layer import compressed, penalised
 
-    A = torch.logspace(0, -9, 20, dtype=torch.float64) * torch.randn(60, 20, dtype=torch.float64)
-    b = torch.randn(60, 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    A = torch.randn(60, 20, generator=generator, dtype=torch.float64) * torch.logspace(0, -5, 20, dtype=torch.float64)
+    b = torch.randn(60, 1, generator=generator, dtype=torch.float64)
     rows = compressed(A, b)
     assert relative(rows.X.T @ rows.X, A.T @ A) < 1e-13
-    for beta in (0.0, 1e-20, 1e-12):
-        here = solved(rows, beta)
-        with monkeypatch.context() as patch:
-            patch.setattr(route, "may_branch", lambda tensor: False)
-            assert relative(A @ solved(rows, beta), A @ here) < 1e-8
+    weights_of = penalised(rows)
+    for beta in (0.0, 1e-12, 1e-8, 1e-2):
+        penalty = (beta * float(A.square().sum())) ** 0.5 * torch.eye(20, dtype=torch.float64)
+        augmented, target = torch.cat([A, penalty]), torch.cat([b, torch.zeros(20, 1, dtype=torch.float64)])
+        exact = torch.linalg.lstsq(augmented, target, driver="gelsd").solution
+        assert relative(A @ weights_of(beta), (A @ exact)[:, 0]) < 1e-9
 
 
 # ---- The page and the benchmark ----------------------------------------------------------------------

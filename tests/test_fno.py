@@ -124,6 +124,44 @@ def test_more_seeds_at_the_chosen_settings(tmp_path):
     np.testing.assert_allclose(both["fine_x"], both["fine_y"], rtol=1e-3)
 
 
+def test_settings_beyond_an_end_of_the_grid():
+    tried = fno_models.models("sgd", "reduced")
+    wide = fno_models.models("sgd", "wider")
+
+    def beyond(method, lr, **own):
+        best = stacks.GridModel(method, lr, "zeros", **own)
+        assert best in tried
+        return {(m.lr, m.beta or m.lam or m.forget) for m in (wide[k] for k in fno_models.beyond("sgd", best, tried))}
+
+    assert beyond("ridge", 0.2, beta=0.01) == set()
+    assert beyond("ridge", 1.0, beta=0.01) == {(2.0, 0.01), (5.0, 0.01)}
+    assert beyond("kalman", 0.05, forget=0.9) == {(0.01, 0.9), (0.02, 0.9)}
+    corner = beyond("proximal", 1.0, lam=100.0)
+    assert corner == {(lr, lam) for lr in (1.0, 2.0, 5.0) for lam in (100.0, 1e3, 1e4)} - {(1.0, 100.0)}
+    assert beyond("l2", 10.0) == set(), "there is none beyond"
+
+
+def test_a_wider_search_joins_the_results_it_started_from(tmp_path):
+    """All settings of the quick grid lie at its ends. Other epochs at one batch size are said in the text."""
+    first, more, wider = tmp_path / "first", tmp_path / "more", tmp_path / "wider"
+    assert invoke(*QUICK, "--out", first).exit_code == 0
+    result = invoke(*QUICK[:3], *QUICK[5:], "--batch-size", 7, "--epochs", 1, "--beside", first, "--out", more)
+    assert result.exit_code == 0, result.output
+    assert "2 epochs (1 at batch size 7)" in spec.load(more).text
+    options = ["--wider", "--beside", more, "--batch-size", 4, "--seeds", 2, "--device", "cpu", "--out", wider]
+    result = invoke("paper", "fno", *options)
+    assert result.exit_code == 0, result.output
+    before, after = results.load(more), results.load(wider)
+    model = ["optimizer", "batch_size", "method", *fno.SETTINGS, "seed", "step"]
+    assert not after.duplicated(model).any()
+    assert len(before.merge(after, on=[*model, "test"])) == len(before), "what was there stays"
+    new = after.loc[after["size"] == "wider"]
+    assert set(new["batch_size"]) == {4}
+    assert set(new["seed"]) == {0, 1}
+    assert "beyond an end" in spec.load(wider).text
+    assert (wider / fno_samples.FILE).read_bytes() == (more / fno_samples.FILE).read_bytes()
+
+
 def test_a_small_copy_gives_the_same_page(tmp_path):
     fno.run(tmp_path / "whole", jobs(epochs=3))
     assert invoke("thin", tmp_path / "whole", tmp_path / "small").exit_code == 0
@@ -331,6 +369,7 @@ def test_claims_about_what_is_there(tmp_path):
         (["--batch-size", 500], "batch size 500 is larger than the training set of 28 samples"),
         (["--device", "tpu"], "--device is 'tpu'"),
         (["--reduced"], "--quick and --reduced are two grids of settings"),
+        (["--wider"], "expected --beside FOLDER of results"),
     ],
 )
 def test_bad_input_is_named(arguments, message, tmp_path):

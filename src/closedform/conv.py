@@ -26,7 +26,9 @@ class ClosedFormConv1x1(ClosedFormLinear):
     A batch of B fields is `B H W` samples for the solve, and lambda and beta stand beside their sum. Its state_dict loads
     into `nn.Conv2d(C, o, kernel_size=1)` (`nn.Conv1d` with `dims=1`; `strict=False`: the rule's memory is extra), and such a
     layer's loads into this. Everything else is as in `ClosedFormLinear`; targets have the shape of the output, or without
-    the channels where the loss takes labels; sample weights have a value a point, `(B, H, W)`.
+    the channels where the loss takes labels; sample weights have a value a point, `(B, H, W)`, or a value a field, `(B,)`.
+    A model may put the points of its fields in a row before this layer, as `neuraloperator`'s do: with `dims=1` targets and
+    weights of more dimensions are put in a row too.
 
     >>> head = ClosedFormConv1x1(3, 1)
     >>> head.solve(torch.randn(2, 3, 8, 8), torch.randn(2, 1, 8, 8))
@@ -53,11 +55,21 @@ class ClosedFormConv1x1(ClosedFormLinear):
 
     def _arranged(self, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_phi(phi)
+        if self.dims == 1 and y.ndim > 3:
+            y = y.flatten(2)
         labels = y.ndim == phi.ndim - 1 and not y.is_floating_point()
         expected = (phi.shape[0], self.out_features, *phi.shape[2:])
         if not labels and tuple(y.shape) != expected:
             raise ValueError(f"y must have shape {expected} to go with phi {tuple(phi.shape)}, got {tuple(y.shape)}")
         return phi.movedim(1, -1), y if labels else y.movedim(1, -1)
+
+    def _check(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        if isinstance(weight, Tensor) and isinstance(phi, Tensor) and phi.ndim == 2 + self.dims:
+            if weight.shape == phi.shape[:1]:
+                weight = weight.reshape(-1, *[1] * self.dims).expand(len(phi), *phi.shape[2:])
+            elif self.dims == 1 and weight.ndim > 2:
+                weight = weight.flatten(1)
+        return super()._check(phi, y, weight)
 
     def forward(self, phi: Tensor) -> Tensor:
         self._check_phi(phi)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..solver import linalg, route
+from ..solver import linalg
 from ..solver.systems import Rows
 
 # relative to the largest squared singular value's bound, the trace; 0 is the minimum-norm solution
@@ -23,18 +23,16 @@ def compressed(A: Tensor, b: Tensor) -> Rows:
     return Rows(R[:m, :m].contiguous(), R[:m, m:].contiguous())
 
 
-def solved(rows: Rows, beta: float) -> Tensor:
-    """The weights `(m,)` of smallest `|E - X w|^2 + beta trace(X^T X) |w|^2`, by singular values.
+def penalised(rows: Rows) -> Callable[[float], Tensor]:
+    """The weights `(m,)` of smallest `|E - X w|^2 + beta trace(X^T X) |w|^2` as a function of beta, by singular values that
+    are found once."""
+    factor, trace = linalg.by_singular_values(rows.X), rows.X.square().sum()
+    return lambda beta: factor(beta * trace)(rows).update[0]
 
-    Where no look at the numbers is free the library's `ridge` would take a factor. So there the penalty becomes rows, whose
-    minimum-norm solution is the same and always goes by singular values.
-    """
-    X, E = rows.X, rows.E
-    lam = beta * float(X.square().sum())
-    if lam > 0 and not route.may_branch(X):
-        penalty = lam**0.5 * torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
-        rows, lam = Rows(torch.cat([X, penalty]), torch.cat([E, torch.zeros_like(E)])), 0.0
-    return linalg.ridge(rows, lam).update[0]
+
+def solved(rows: Rows, beta: float) -> Tensor:
+    """The weights of one beta."""
+    return penalised(rows)(beta)
 
 
 class Choice(NamedTuple):
@@ -45,9 +43,9 @@ class Choice(NamedTuple):
 
 def chosen(rows: Rows, judge: Callable[[Tensor], float], betas: tuple[float, ...] = BETAS) -> Choice:
     """The weights of the beta whose loss on other points is least; of two that are equal, the larger beta's."""
-    best = None
+    best, weights_of = None, penalised(rows)
     for beta in betas:
-        weights = solved(rows, beta)
+        weights = weights_of(beta)
         loss = judge(weights)
         if best is None or loss <= best.loss or not best.loss < float("inf"):
             best = Choice(weights, beta, loss)

@@ -24,12 +24,12 @@ from . import system
 from .fitting import Fit, fit_layer
 from .layer import chosen, compressed, solved
 from .problem import Batch, Problem
+from .progress import Progress, shown
 from .solution import Solution
 
 TRAINING_BETA = 1e-14  # relative: singular values below 1e-7 of the largest are damped, and the gradient is less noisy
 FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 40  # before the first step of the backbone, and in the last solve
 LAST = 500_000  # the seeds of the last solve's points, apart from those of the steps
-Progress = Callable[[int, int, float], None]
 
 
 def solve(
@@ -42,7 +42,7 @@ def solve(
     lr: float = 2e-2,
     seed: int = 0,
     start: Callable[[Tensor], Tensor] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     checkpoint: str | Path | None = None,
     every_s: float = 60.0,
 ) -> Solution:
@@ -53,7 +53,9 @@ def solve(
     final_points: for the last solve; where None four for each weight, and at least `points`.
     start: a first guess of a nonlinear problem's functions, `(n, D) -> (n, unknowns)`; zero where None. It matters where
         there are several solutions, or where Newton's method stops at none.
-    progress: called after each step with the step, the number of steps, and the loss.
+    progress: True shows a bar in a terminal (where rich is installed), and elsewhere sends a line now and then to the logger
+        `closedform.equations`; False shows nothing; a function is called after each step with the step, the number of
+        steps, and the loss.
     checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
         and ends with the same numbers. It is removed at the end.
     """
@@ -61,7 +63,8 @@ def solve(
         raise ValueError(f"steps >= 0, points >= 1 and lr > 0 are expected, and these are {steps}, {points} and {lr}")
     _check(problem, backbone)
     file = None if checkpoint is None else Path(checkpoint)
-    trained = _train(problem, backbone, steps, points, lr, seed, start, progress, file, every_s)
+    with shown(progress, steps) as show:
+        trained = _train(problem, backbone, steps, points, lr, seed, start, show, file, every_s)
     begin = time.perf_counter() - trained.seconds
     solution = _finish(problem, backbone, trained, points, final_points, seed, start)
     solution.seconds = time.perf_counter() - begin
@@ -114,7 +117,7 @@ def _train(
     lr: float,
     seed: int,
     guess: Callable[[Tensor], Tensor] | None,
-    progress: Progress | None,
+    progress: Progress,
     checkpoint: Path | None,
     every_s: float,
 ) -> Trained:
@@ -135,8 +138,7 @@ def _train(
             batches = _draw(problem, backbone, points, _generator(seed, step))
             known, loss = _step(problem, backbone, optimizer, batches, known, guess)
             losses.append(loss)
-            if progress is not None:
-                progress(step + 1, steps, loss)
+            progress(step + 1, steps, loss)
             if checkpoint is not None and (stop.asked or time.perf_counter() - saved > every_s):
                 _save(checkpoint, backbone, optimizer, name, Trained(known, losses, time.perf_counter() - begin))
                 saved = time.perf_counter()

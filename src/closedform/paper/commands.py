@@ -103,6 +103,12 @@ def fno(
         int | None, typer.Option(min=20, help="This many samples instead of 2,048 (--quick: 320).")
     ] = None,
     tf32: Annotated[bool, typer.Option(help="Let a GPU round the factors of the network's products to TF32.")] = False,
+    wider: Annotated[
+        bool, typer.Option(help="Only settings beyond the ends at which best ones of --beside lie, with all seeds.")
+    ] = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="A folder of earlier results, whose rows join these in the table.")
+    ] = None,
     seconds: Seconds = None,
     device: Device = "auto",
     out: Out = None,
@@ -115,17 +121,33 @@ def fno(
 
     if quick and reduced:
         raise ValueError("--quick and --reduced are two grids of settings: expected one of them")
+    optimizers = _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS)
+    sizes = sorted(set(batch_size or ([2, 8, 32] if quick else experiment.BATCH_SIZES)))
+    folder = out or Path("runs/fno-quick" if quick else "runs/fno")
+    if wider:
+        if beside is None:
+            raise ValueError(
+                "--wider looks for best settings at the ends of grids: expected --beside FOLDER of results"
+            )
+        from .sweeps import results
+
+        configs = experiment.wider_jobs(results.load(beside), optimizers, sizes, seeds=seeds or experiment.SEEDS)
+        if not configs:
+            raise ValueError(f"no best setting in {beside} lies at an end of its grid")
+        device = checked_device(device)
+        run_experiment(experiment, configs, folder, seconds, device=device, beside=beside)
+        return
     configs = experiment.jobs(
-        _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS),
-        sorted(set(batch_size or ([2, 8, 32] if quick else experiment.BATCH_SIZES))),
+        optimizers,
+        sizes,
         size="quick" if quick else "reduced" if reduced else "full",
         epochs=epochs or (10 if quick else experiment.EPOCHS),
         seeds=seeds or (1 if quick else experiment.SEEDS),
         tf32=tf32,
         **({"samples": samples} if samples else {}),
     )
-    folder = out or Path("runs/fno-quick" if quick else "runs/fno")
-    run_experiment(experiment, configs, folder, seconds, device=checked_device(device), refine=refine)
+    device = checked_device(device)
+    run_experiment(experiment, configs, folder, seconds, device=device, refine=refine, beside=beside)
 
 
 def cifar100(

@@ -191,13 +191,22 @@ def _yes(like: Tensor) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=like.device)
 
 
-def _svd(X: Tensor, lam: float | Tensor) -> Factor:
-    """By the singular values of X itself, whose condition number is the root of the Gram matrix's. Those below rounding
-    error are noise, and what they multiply is left alone. On a device this waits: singular values are found by iteration."""
+def by_singular_values(X: Tensor) -> Callable[[float | Tensor], Factor]:
+    """By the singular values of X itself, whose condition number is the root of the Gram matrix's; they are found once, for
+    any number of lambdas. Those below rounding error are noise, and what they multiply is left alone. On a device this
+    waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
-    inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
-    return lambda other: Solution((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
+
+    def penalised(lam: float | Tensor) -> Factor:
+        inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
+        return lambda other: Solution((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
+
+    return penalised
+
+
+def _svd(X: Tensor, lam: float | Tensor) -> Factor:
+    return by_singular_values(X)(lam)
 
 
 def _eigen(moments: Moments, lam: float | Tensor) -> Factor:

@@ -31,9 +31,9 @@ from ...stack.models import Stack
 from ..data import burgers
 from ..models.fno import FNO1d
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
-from ..sweeps import grid
+from ..sweeps import grid, results
 from . import fno_samples, stacks
-from .fno_models import SETTINGS, models
+from .fno_models import SETTINGS, beyond, models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +97,43 @@ def jobs(
     ]
     return [
         config | {"grid": stacks.fingerprint(BLOCKS, models(config["optimizer"], config["size"]))} for config in configs
+    ]
+
+
+def wider_jobs(
+    table: pd.DataFrame, optimizers: Sequence[str], batch_sizes: Sequence[int], *, seeds: int = SEEDS
+) -> list[dict[str, Any]]:
+    """Where the best setting of a method in `table` lies at an end of its grid, the settings beyond that end, each with all
+    seeds: a stack for each optimizer and batch size that has one, the fewest steps first."""
+    columns = ["optimizer", "batch_size", "method", "init"]
+    runs = results.finished(table, [*columns, *SETTINGS], select="validation", metric="test", late=True)
+    configs = []
+    for batch_size in sorted(batch_sizes, reverse=True):
+        for optimizer in optimizers:
+            own = (table["optimizer"] == optimizer) & (table["batch_size"] == batch_size)
+            if not own.any():
+                continue
+            shape = {key: table.loc[own, key].iloc[0].item() for key in (*FULL, "epochs", "tf32")}
+            cell = runs.loc[(runs["optimizer"] == optimizer) & (runs["batch_size"] == batch_size)]
+            tried = _grid_models(cell)
+            only = [
+                k
+                for best in _grid_models(results.best(cell, ["method", "init"], SETTINGS, failed=FAILED))
+                for k in beyond(optimizer, best, tried)
+            ]
+            if only:
+                grid_name = stacks.fingerprint(BLOCKS, models(optimizer, "wider"))
+                where = {"optimizer": optimizer, "batch_size": batch_size, "first_seed": 0, "seeds": seeds}
+                numbers = ",".join(map(str, only))
+                configs.append(shape | where | {"size": "wider", "only": numbers, "grid": grid_name})
+    return configs
+
+
+def _grid_models(rows: pd.DataFrame) -> list[stacks.GridModel]:
+    settings = rows[list(SETTINGS)].astype(object).where(rows[list(SETTINGS)].notna(), None)
+    return [
+        stacks.GridModel(method, lr, init, lam, beta, forget)
+        for method, init, (lr, lam, beta, forget) in zip(rows["method"], rows["init"], settings.values)
     ]
 
 
@@ -173,7 +210,7 @@ def train(
         name=grid.digest(config, __version__),
         progress=progress,
     )
-    if seeds[0] == 0:
+    if seeds[0] == 0 and config["size"] != "wider":  # which has only some of the methods
         fno_samples.save(folder, config, stack, history, chosen, data["fine"])
     return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
@@ -184,12 +221,14 @@ def run(
     *,
     device: str = "cpu",
     refine: int = 0,
+    beside: Path | None = None,
     progress: Callable[[dict[str, Any], int, int], None] | None = None,
     done: Callable[[int, int, dict[str, Any]], None] | None = None,
 ) -> pd.DataFrame:
     """Run those of `jobs` that are not finished, and write the results of all (`stacks.run`).
 
-    refine: how many more seeds to run, at the settings that the first seeds chose."""
+    refine: how many more seeds to run, at the settings that the first seeds chose.
+    beside: a folder of earlier results of the same experiment, whose rows join these in the table."""
     count = 1 + max(config["first_seed"] for config in configs)
 
     def more(config: dict[str, Any], table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -201,8 +240,9 @@ def run(
     same = ("samples", "points", "stride", "width", "modes", "tf32", "size")
 
     def collect(table: pd.DataFrame) -> pd.DataFrame:
-        fno_samples.gather(out, stacks.alike(configs, out / "parts", same))
-        return table
+        earlier = () if beside is None else (beside,)
+        fno_samples.gather(out, stacks.alike(configs, out / "parts", same), *earlier)
+        return table if beside is None else _joined(results.load(beside), table)
 
     return stacks.run(
         train,
@@ -217,6 +257,35 @@ def run(
         progress=progress,
         done=done,
     )
+
+
+def join(folders: Sequence[Path], out: Path) -> pd.DataFrame:
+    """Write the results of several folders as one; a model that two have is taken from the later one."""
+    table = results.load(folders[0])
+    for folder in folders[1:]:
+        table = _joined(table, results.load(folder))
+    results.save(table, out)
+    experiment(table).save(out)
+    fno_samples.gather(out, (), *folders)
+    return table
+
+
+def _joined(earlier: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Both tables; a model that both have is taken from the later one."""
+    import pandas as pd
+
+    model = ["optimizer", "batch_size", "method", "init", *SETTINGS, "seed"]
+    both = pd.concat([earlier.assign(later=False), table.assign(later=True)], ignore_index=True)
+    again = both.groupby(model, dropna=False, observed=True)["later"].transform("any") & ~both["later"]
+    return both.loc[~again].drop(columns="later").reset_index(drop=True)
+
+
+def _epochs(table: pd.DataFrame) -> str:
+    """How many epochs there were, with the batch sizes that had another number than the most."""
+    by_size = table.groupby("batch_size")["epochs"].agg(lambda values: int(values.mode()[0]))
+    usual = int(by_size.mode().max())
+    others = [f"{epochs} at batch size {size}" for size, epochs in by_size.items() if epochs != usual]
+    return f"{usual} epochs" + (f" ({', '.join(others)})" if others else "")
 
 
 def _super_resolution(table: pd.DataFrame, points: int, coarse: int) -> str:
@@ -250,7 +319,9 @@ def experiment(table: pd.DataFrame) -> Experiment:
         "full": "the paper's grids",
         "reduced": "twelve settings a method from the paper's grids and between",
         "quick": "four settings a method",
+        "wider": "more settings beyond an end of these where the best lay there",
     }
+    sizes = [size for size in grids if size in set(table["size"])]
     return Experiment(
         name="fno",
         title="Burgers' equation by a Fourier neural operator",
@@ -259,7 +330,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
             f"{burgers.SPLIT[0]}/{burgers.SPLIT[1]}/{burgers.SPLIT[2]}"
             f"{'' if samples == burgers.SAMPLES else ' in proportion'}; training on one point in {stride} ({coarse}); "
             f"{BLOCKS} blocks of width {int(first['width'])} with {int(first['modes'])} modes; "
-            f"{int(first['epochs'])} epochs at a constant rate; {trained}; {grids[first['size']]}"
+            f"{_epochs(table)} at a constant rate; {trained}; {', and '.join(grids[size] for size in sizes)}"
             f"{'; products of the network in TF32' if first['tf32'] else ''}. The last layer is shared over space, so a "
             f"batch of B is {coarse} B rows for it.\n\n"
             f"Errors are those on the {coarse} points of the training grid; the table and the sensitivities show their mean "

@@ -63,9 +63,12 @@ def _file(folder: Path, config: dict[str, Any]) -> Path:
     return folder / f"{grid.digest(config)}.{FILE}"
 
 
-def gather(out: Path, configs: Iterable[dict[str, Any]]) -> None:
-    """One file from those of the stacks."""
+def gather(out: Path, configs: Iterable[dict[str, Any]], *earlier: Path) -> None:
+    """One file from those of the stacks, with what the folders of earlier results have."""
     arrays: store.Arrays = {}
+    for folder in earlier:
+        if (folder / FILE).is_file():
+            arrays |= store.read(folder / FILE, MOST_BYTES)
     for config in configs:
         path = _file(out / "parts", config)
         if path.is_file():

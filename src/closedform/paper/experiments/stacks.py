@@ -195,13 +195,12 @@ def alike(configs: list[Config], parts: Path, same: Sequence[str]) -> list[Confi
     """What is finished in the folder and belongs to the same experiment as `configs`: other batch sizes, optimizers and
     seeds, but the same data, models and epochs."""
     grids = {(c["optimizer"], c["size"]): c["grid"] for c in configs}
-    sizes = {c["size"]: c.get("epochs") for c in configs}
+    sizes = {(c["size"], c.get("epochs")) for c in configs}
     return [
         config
         for config in grid.configurations(parts, version=__version__)
         if {"size", "optimizer", "grid", *same} <= config.keys()  # another experiment's result has other entries
-        and config["size"] in sizes
-        and sizes[config["size"]] == config.get("epochs")
+        and (config["size"], config.get("epochs")) in sizes
         and grids.get((config["optimizer"], config["size"]), config["grid"]) == config["grid"]
         and all(config[name] == configs[0][name] for name in same)
     ]
