@@ -449,6 +449,21 @@ def tabular_hard() -> str:
     return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
 
 
+def tabular_columns() -> str:
+    """Dates and numbers with units as texts: RMSE, mean over the seeds and its standard error."""
+    found: dict[str, list[dict]] = {}
+    for row in _rows("tabular_columns-cpu"):
+        found.setdefault(row["problem"], []).append(row)
+    body = []
+    for name, rows in found.items():
+        cells = []
+        for way in rows[0]["error"]:
+            values = [row["error"][way] for row in rows]
+            cells.append(f"{statistics.fmean(values):,.4g} ± {statistics.stdev(values) / len(values) ** 0.5:.2g}")
+        body.append([name, f"{rows[0]['rows']:,}", *cells])
+    return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
+
+
 def dfiv(name: str = "dfiv") -> str:
     """Structural error and time against the published code of DFIV (docs/iv.md)."""
     body = []
@@ -610,7 +625,7 @@ if __name__ == "__main__":
         shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
-        tabular_hard,
+        tabular_hard, tabular_columns,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
         equations, equations_estimates,
     ):  # fmt: skip

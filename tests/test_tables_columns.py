@@ -42,6 +42,7 @@ from .table_cases import everyday
         (["1e3 kg", "2.5e-3 kg"], [1000, 0.0025], Spelling("kg")),
         (["1 bedroom", "3 bedrooms"], [1, 3], Spelling("bedroom")),
         (["EUR 1,200", "EUR 3"], [1200, 3], Spelling("EUR")),
+        (["(1,200)", "300"], [-1200, 300], Spelling()),
         (["60 km/h", "100 km/h"], [60, 100], Spelling("km/h")),
         (["21.5 °C", "-3 °C", "\u22124 °C"], [21.5, -3, -4], Spelling("°C")),
         (["5 km", "300 m"], None, None),
@@ -88,12 +89,13 @@ def test_text_that_is_nearly_numbers_is_never_silently_a_category(values, kind):
     assert all(remark.startswith("column 'a'") for remark in preparation.remarks)
 
 
-def test_a_word_for_a_missing_number_is_missing():
+def test_a_word_among_numbers_has_an_input_of_its_own():
     table = pd.DataFrame({"a": [str(k) for k in range(30)] + ["sold"] * 10})
     preparation = choosing.choose(table)
     inputs = preparation.transform(table)
-    assert np.array_equal(inputs[:30], np.column_stack([np.arange(30), np.zeros(30)]))
-    assert np.array_equal(inputs[30:], np.tile([14.5, 1.0], (10, 1)))
+    assert np.array_equal(inputs[:30], np.column_stack([np.arange(30), np.zeros((30, 2))]))
+    assert np.array_equal(inputs[30:], np.tile([14.5, 1.0, 1.0], (10, 1)))
+    assert preparation.transform(pd.DataFrame({"a": [None, "3"]})).tolist() == [[14.5, 1, 0], [3, 0, 0]]
     with pytest.raises(TableError, match="row 0, column 'a': expected a number, got 'lost'"):
         preparation.transform(pd.DataFrame({"a": ["lost"]}))
 

@@ -114,6 +114,7 @@ def changed(body, place, **settings):
         lambda b: changed(b, 0, codes="ab"),
         lambda b: changed(b, 0, spelling={"unit": 3, "decimal": "."}),
         lambda b: changed(b, 0, spelling={"unit": "m"}),
+        lambda b: changed(b, 0, spelling={"unit": "m", "decimal": ""}),
         lambda b: changed(b, 0, kind="guess"),
         lambda b: changed(b, 0, kind="category"),
         lambda b: changed(b, 2, values=[]),

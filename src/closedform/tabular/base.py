@@ -39,7 +39,8 @@ class Estimator(Settings, ABC):
     # ---- Fitting ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train on `X (n, features)` and `y`; arrays, data frames or tensors. Returns the estimator."""
+        """Train on `X (n, features)` and `y`; arrays, tensors or data frames, which may hold texts, dates and missing values.
+        Returns the estimator."""
         return self._fit(X, y, sample_weight)
 
     def _fit(

@@ -24,7 +24,7 @@ MOST = 64  # values of a category that get an input; rarer ones share the absenc
 LEAST = 2  # rows that a value must have
 NEARLY = 0.9  # the share of numbers from which on a text among them is taken for a mistake
 PARTLY = 0.25  # and from which on they are mentioned
-CODES = 10  # different texts among numbers that are taken for words for a missing value
+CODES = 10  # different texts that may stand in place of numbers or times
 SAMPLE = 2000  # texts of a long column that are looked at first
 ROWS_OF_IDS = 20  # fewer different whole numbers prove nothing
 ID_NAME = re.compile(
@@ -142,7 +142,8 @@ class _Chooser:
                 self.remarks.append(f"holds texts such as {cells.short(example)}: taken as numbers{comma}{unit}")
             if codes:
                 listed = ", ".join(map(repr, codes))
-                self.remarks.append(f"is one of numbers: {listed} {'are' if len(codes) > 1 else 'is'} taken as missing")
+                each = "have inputs of their own" if len(codes) > 1 else "has an input of its own"
+                self.remarks.append(f"is one of numbers, in which {listed} {each}")
             return self.as_number(spelling, codes)
         if share >= NEARLY:
             return self.as_number(spelling, [])  # which names the row that is none
@@ -160,8 +161,8 @@ class _Chooser:
         return None
 
     def codes(self, present: pd.Series, good: np.ndarray) -> list[str] | None:
-        """The texts that are no numbers or times, where they are few words that come again and again, as for a missing
-        value; None where they are not."""
+        """The texts that are no numbers or times, where they are few words that come again and again, such as "sold"; None
+        where they are not."""
         counts = present[~good].value_counts()
         if len(counts) > CODES or (counts < LEAST).any():
             return None

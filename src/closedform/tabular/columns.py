@@ -24,33 +24,42 @@ ABSENT = "(missing)"  # the value of a category where there is none
 
 @dataclass
 class NumberColumn:
-    """A number. A missing one becomes the median, with a second input that says so if there were any in training."""
+    """A number. A missing one becomes the median, with a second input that says so if there were any in training. A text
+    that stands for a number, such as "sold", is a missing one with an input of its own."""
 
     kind: ClassVar[str] = "number"
     name: str
     median: float
     gaps: bool = False
     spelling: Spelling | None = None  # None for numbers as Python writes them
-    codes: list[str] = field(default_factory=list)  # texts that mean a missing number
+    codes: list[str] = field(default_factory=list)  # texts in place of numbers
 
     @property
     def width(self) -> int:
-        return 1 + self.gaps
+        return 1 + self.gaps + len(self.codes)
 
     def inputs(self, values: pd.Series) -> np.ndarray:
-        return _filled(cells.numbers(self.name, values, spelling=self.spelling, codes=self.codes), self)
+        inputs = _filled(cells.numbers(self.name, values, spelling=self.spelling, codes=self.codes), self)
+        if not self.codes:
+            return inputs
+        values = cells.cleaned(values)
+        return np.column_stack([inputs, *((values == code).to_numpy(dtype=np.float64) for code in self.codes)])
 
     def description(self) -> str:
         parts = ["number"]
         if self.spelling is not None:
             parts.append(f"in {self.spelling.unit}" if self.spelling.unit else "written as text")
             parts += ["with a decimal comma"] * (self.spelling.decimal == ",")
+        if self.codes:
+            parts.append(f"or {', '.join(map(repr, self.codes))}")
         return ", ".join(parts + _gap_words(self.gaps))
 
     def check(self) -> None:
         _check_list_of_texts("codes", self.codes)
         _check_fill(self)
-        if self.spelling is not None and (not isinstance(self.spelling.unit, str) or self.spelling.decimal not in ".,"):
+        if self.spelling is not None and (
+            not isinstance(self.spelling.unit, str) or self.spelling.decimal not in (".", ",")
+        ):
             raise ValueError(f"the spelling of {self.name!r} is {self.spelling}")
 
 
@@ -110,6 +119,8 @@ class TimeColumn:
 
     def description(self) -> str:
         words = "date or time: " + ", ".join(times.WORDS[part] for part in self.parts)
+        if self.format in times.CLOCKS:
+            words = "time of day"
         return ", ".join([words, *_gap_words(self.gaps)])
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ def spelling(texts: Sequence[str]) -> Spelling | None:
     units: dict[str, str] = {}
     votes = set()
     for text in texts:
-        match = QUANTITY.fullmatch(text)
+        match = _match(text)
         if match is None:
             continue
         unit, _ = _unit(match)
@@ -65,7 +65,7 @@ def units(texts: Sequence[str]) -> list[str]:
     >>> units(["5 km", "300 m", "7 km", "x"])
     ['km', 'm']
     """
-    matches = (QUANTITY.fullmatch(text) for text in texts)
+    matches = map(_match, texts)
     return sorted({unit for match in matches if match is not None and (unit := _unit(match)[0])})
 
 
@@ -75,7 +75,7 @@ def is_quantity(text: str) -> bool:
     >>> [is_quantity(t) for t in ("94.7 m²", "$1,200", "-3", "1e-5", "2 bedrooms", "A12", "10-19", "1.2.3", "north")]
     [True, True, True, True, True, False, False, False, False]
     """
-    match = QUANTITY.fullmatch(text)
+    match = _match(text)
     if match is None:
         return False
     digits = match["digits"].strip(GROUPS)
@@ -87,16 +87,25 @@ def number(text: str, spelling: Spelling) -> float:
 
     >>> number("$1.2M", Spelling("$")), number("45 %", Spelling("%")), number("5 km", Spelling("m"))
     (1200000.0, 45.0, nan)
+    >>> number("-$3", Spelling("$")), number("(1,200)", Spelling()), number("(1,200", Spelling())
+    (-3.0, -1200.0, nan)
     """
-    match = QUANTITY.fullmatch(text)
+    match = _match(text)
     if match is None:
         return math.nan
     unit, factor = _unit(match)
     value = _value(match["digits"].strip(GROUPS), spelling.decimal)
     if value is None or (unit and _normal(unit) != _normal(spelling.unit)):
         return math.nan
-    negative = (match["sign"] in ("-", MINUS)) != (match["inner"] in ("-", MINUS))
+    negative = (match["sign"] or match["inner"]) in ("-", MINUS) or text.startswith("(")
     return (-1.0 if negative else 1.0) * float(f"{value}{match['power'] or ''}") * factor
+
+
+def _match(text: str) -> re.Match[str] | None:
+    """The parts of a quantity; one in brackets is negative, as bookkeepers write it."""
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    return QUANTITY.fullmatch(text)
 
 
 def _unit(match: re.Match[str]) -> tuple[str, float]:
