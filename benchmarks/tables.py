@@ -459,7 +459,8 @@ def tabular_columns() -> str:
         cells = []
         for way in rows[0]["error"]:
             values = [row["error"][way] for row in rows]
-            cells.append(f"{statistics.fmean(values):,.4g} ± {statistics.stdev(values) / len(values) ** 0.5:.2g}")
+            mean, spread = statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
+            cells.append(f"{mean:,.0f} ± {spread:,.0f}" if mean >= 1000 else f"{mean:.2f} ± {spread:.2f}")
         body.append([name, f"{rows[0]['rows']:,}", *cells])
     return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
 

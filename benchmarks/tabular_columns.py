@@ -2,8 +2,8 @@
 
     python benchmarks/tabular_columns.py [--quick]
 
-Made tables, all defaults; RMSE on a fifth of the rows, a mean over seeds 0 to 2, each with another table. Stopped at any time,
-the same command goes on after the last table that was finished.
+Made tables, all defaults; RMSE on a fifth of the rows, a mean over seeds 0 to 2, each with another table. Stopped at any
+time, the same command goes on after the last table that was finished.
 """
 
 from __future__ import annotations

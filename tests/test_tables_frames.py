@@ -1,6 +1,8 @@
 """The estimators on data frames: texts, categories, dates and gaps in `fit` and `predict`, and arrays as ever."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -157,6 +159,16 @@ def test_other_frames():
 
     with pytest.raises(ValueError, match=r"Strange, which has no to_pandas\(\); expected an array"):
         model.fit(Strange(), y)
+
+
+def test_arrays_need_no_pandas():
+    code = (
+        "import sys; sys.modules['pandas'] = None; import numpy as np\n"
+        "from closedform.tabular import ClosedFormRegressor\n"
+        "X = np.random.default_rng(0).normal(size=(40, 3))\n"
+        "ClosedFormRegressor(max_iter=1).fit(X, X[:, 0]).predict(X)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_columns_without_names(tmp_path):

@@ -39,7 +39,7 @@ class Estimator(Settings, ABC):
     # ---- Fitting ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train on `X (n, features)` and `y`; arrays, tensors or data frames, which may hold texts, dates and missing values.
+        """Train on `X (n, features)` and `y`; arrays, tensors or data frames, which may hold texts, dates and gaps.
         Returns the estimator."""
         return self._fit(X, y, sample_weight)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 CURRENCY = "$€£¥₹"
 MINUS, PRIMES = "\u2212", "\u2032\u2033"  # as typesetters write them
 GROUPS = " '\u2019\u00a0\u202f"  # between thousands, besides a comma or a point
+LONGEST = 60  # characters of a quantity
 FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "bn": 1e9, "B": 1e9}
 _REST = (
     r"(?:[^\d\s,;]|(?<=[a-zA-Z^])[23])"  # of a unit, after its first letter: m2 and sq ft are some, but no sentence is
@@ -105,6 +106,8 @@ def _match(text: str) -> re.Match[str] | None:
     """The parts of a quantity; one in brackets is negative, as bookkeepers write it."""
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
+    if len(text) > LONGEST:  # the expression below would take long for a long text of blanks
+        return None
     return QUANTITY.fullmatch(text)
 
 
