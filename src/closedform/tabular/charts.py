@@ -58,10 +58,10 @@ def number(value: float) -> str:
 def share(value: float) -> str:
     """R² or an accuracy, as far as it is one.
 
-    >>> share(0.98765), share(float("nan")), share(-3.0)
-    ('0.988', 'none', '-3.000')
+    >>> share(0.98765), share(float("nan")), share(-1e-9)
+    ('0.988', 'none', '0.000')
     """
-    return f"{value:.3f}" if math.isfinite(value) else "none"
+    return f"{round(value, 3) + 0.0:.3f}" if math.isfinite(value) else "none"  # no -0.000
 
 
 def _frame(x: Axis, y: Axis, x_label: str, y_label: str, marks: str, described: str) -> str:

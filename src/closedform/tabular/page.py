@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 POINTS, BARS = 800, 20
 MANY = 30  # columns that are listed at once
+LONG = 12  # characters of a class from which on its name is broken into lines
 STYLE = """
 .charts { display: grid; gap: 2rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)) }
 .charts figure { margin: 0; min-width: 0; max-width: 42rem }
@@ -34,7 +35,7 @@ polyline { fill: none; stroke-width: 2 } .s0 { stroke: var(--accent) } .s1 { str
 table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
 th:first-child, td:first-child { text-align: left } tr.best td { font-weight: 650 }
 .wide { overflow-x: auto; max-width: 100% }
-.matrix th { min-width: 7rem; max-width: 14rem; overflow-wrap: anywhere }
+.matrix.long th { min-width: 7rem; max-width: 14rem; overflow-wrap: anywhere }
 .columns h2 { display: inline } .columns ul { max-width: 46rem; padding-left: 1.2rem }
 .columns :is(th, td) { text-align: left; overflow-wrap: anywhere }
 .columns :is(th, td):first-child { min-width: 6.5rem; max-width: 22rem }
@@ -193,7 +194,8 @@ def _confusion(classes: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> 
         cells = "".join(f'<td style="--share: {count / total:.2f}">{count}</td>' for count in counts)
         rows += f"<tr><th>{html.escape(str(label))}</th>{cells}</tr>"
     head = "".join(f"<th>{html.escape(str(label))}</th>" for label in shown)
-    table = _scrolling(f'<table class="matrix"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>')
+    kind = "matrix long" if max(len(str(label)) for label in shown) > LONG else "matrix"
+    table = _scrolling(f'<table class="{kind}"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>')
     more = "" if len(shown) == len(classes) else f" The first {len(shown)} of {len(classes)} classes."
     return _figure("Which class for which", table, f"Test rows by their true and their predicted class.{more}")
 
