@@ -126,11 +126,10 @@ class Work:
 
     def next(self) -> dict[str, Any] | None:
         """The first run that is wanted, fits into the time left and has not been started."""
-        for task in self.tasks:
-            for config in plan.next_runs(task, self.records, self.scale):
-                if grid.digest(config) not in self.started and self._fits(config):
-                    self.started.add(grid.digest(config))
-                    return config
+        for config in plan.ordered(self.tasks, self.records, self.scale):
+            if grid.digest(config) not in self.started and self._fits(config):
+                self.started.add(grid.digest(config))
+                return config
         return None
 
     def _fits(self, config: dict[str, Any]) -> bool:

@@ -82,6 +82,7 @@ class Task(NamedTuple):
 
     cell: Cell
     study: str = "methods"
+    group: int = 0  # the tasks of a group are equally wanted; a lower one is wanted more
 
 
 @dataclass(frozen=True)
@@ -120,24 +121,24 @@ def _cells(optimizers: Iterable[str], sizes: Iterable[int], methods: Sequence[st
 
 def tasks() -> list[Task]:
     """Everything, most wanted first."""
-    cells = _cells(["sgd"], (128, 1024, 4096), _MAIN)
-    cells += _cells(["adamw", "muon"], [128], ("cross-entropy", "kalman cross-entropy"))
-    cells += _cells(["sgd"], (128, 1024), _MORE)
-    cells += _cells(["adamw", "muon"], [128], ("auto cross-entropy", "proximal"))
-    cells += _cells(["sgd"], [32], _MAIN)
-    cells += _cells(["sgd"], (128, 1024), _REST)
-    studied = [
-        Task(cell, study)
-        for cells_, study in (
-            (_cells(["sgd"], (128, 1024), ("cross-entropy", *_SOLVED)), "smoothing"),
-            (_cells(["sgd"], (128, 1024), ("proximal", "kalman cross-entropy")), "design"),
-            (_cells(["sgd"], (128, 1024), ("proximal", "ridge", "kalman cross-entropy")), "sweep"),
-        )
-        for cell in cells_
+    cells = [
+        _cells(["sgd"], (128, 1024), _MAIN),
+        _cells(["sgd"], [4096], _MAIN),
+        _cells(["adamw", "muon"], [128], ("cross-entropy", "kalman cross-entropy")),
+        _cells(["sgd"], (128, 1024), _MORE),
+        _cells(["adamw", "muon"], [128], ("auto cross-entropy", "proximal")),
+        _cells(["sgd"], [32], _MAIN),
+        _cells(["sgd"], (128, 1024), _REST),
     ]
-    last = _cells(["sgd"], (4096, 32), (*_MORE, *_REST))
-    last += _cells(["adamw", "muon"], [128], (*_MORE, *_REST))
-    return [*map(Task, cells), *studied, *map(Task, last)]
+    studies = {
+        "smoothing": _cells(["sgd"], (128, 1024), ("cross-entropy", *_SOLVED)),
+        "design": _cells(["sgd"], (128, 1024), ("proximal", "kalman cross-entropy")),
+        "sweep": _cells(["sgd"], (128, 1024), ("proximal", "ridge", "kalman cross-entropy")),
+    }
+    last = _cells(["sgd"], (4096, 32), (*_MORE, *_REST)) + _cells(["adamw", "muon"], [128], (*_MORE, *_REST))
+    wanted = [Task(cell, "methods", group) for group, some in enumerate(cells) for cell in some]
+    wanted += [Task(cell, study, len(cells)) for study, some in studies.items() for cell in some]
+    return wanted + [Task(cell, "methods", len(cells) + 1) for cell in last]
 
 
 def chosen_tasks(
@@ -150,7 +151,7 @@ def chosen_tasks(
         raise ValueError(f"there is no method {unknown[0]!r}; expected {', '.join(method.key for method in METHODS)}")
     wanted = tasks()
     new = [size for size in batch_sizes or () if size not in BATCH_SIZES]
-    wanted += map(Task, _cells(optimizers or ["sgd"], new, [method.key for method in METHODS]))
+    wanted += [Task(cell) for cell in _cells(optimizers or ["sgd"], new, [method.key for method in METHODS])]
     return [
         task
         for task in wanted
@@ -209,6 +210,17 @@ def next_runs(task: Task, records: Records, scale: Scale) -> list[dict[str, Any]
     if top is None:
         return [scale.config(task.cell, setting, "search") for setting in missing] if task.study == "methods" else []
     return [config for config in _at(task, top, scale) if records.get(config) is None]
+
+
+def ordered(tasks: Iterable[Task], records: Records, scale: Scale) -> list[dict[str, Any]]:
+    """The runs of all tasks that can be done now, most wanted first: in a group the short ones, then a seed of every chosen
+    setting, then another, so that whatever has run can be compared."""
+    wanted = [
+        ((task.group, config["stage"] == "final", config["seed"]), config)
+        for task in tasks
+        for config in next_runs(task, records, scale)
+    ]
+    return [config for _, config in sorted(wanted, key=lambda pair: pair[0])]
 
 
 def _choice(cell: Cell, records: Records, scale: Scale) -> tuple[Setting | None, list[Setting]]:
