@@ -99,17 +99,18 @@ def test_every_search_has_equally_many_runs_whatever_the_scores(method, optimize
         scores |= {setting: -math.inf if draw.random() < 0.3 else draw.random() for setting in missing}
     assert len(tried) == len(set(tried)) == len(scores) == cifar100_plan.RUNS
     assert len({setting.lr for setting in tried}) >= 3
-    if cell.axis is not None:
-        assert len({setting.value for setting in tried}) >= 2
 
 
 def test_a_search_goes_beyond_the_last_rate_where_that_is_the_best():
     cell = Cell("sgd", 128, "cross-entropy")
     tried, _ = cifar100_plan.search(cell, lambda setting: setting.lr)
-    assert max(tried).lr == pytest.approx(8 * cell.start.lr)
+    assert max(tried).lr == pytest.approx(4 * cell.start.lr)
     cell = Cell("sgd", 128, "kalman")
     tried, _ = cifar100_plan.search(cell, lambda setting: -abs(setting.lr - cell.start.lr))
-    assert {setting.value for setting in tried if setting.lr == cell.start.lr} == {0.9, 0.99, 0.999}
+    assert {setting.value for setting in tried if setting.lr == cell.start.lr} == {0.99, 0.999}
+    cell = Cell("sgd", 128, "etf")
+    tried, _ = cifar100_plan.search(cell, lambda setting: -abs(setting.lr - cell.start.lr))
+    assert tried[-1].lr == pytest.approx(cell.start.lr * 2**0.5, rel=0.01)
 
 
 def test_a_setting_that_a_study_has_tried_does_not_change_the_choice(tmp_path):
@@ -124,7 +125,7 @@ def test_a_setting_that_a_study_has_tried_does_not_change_the_choice(tmp_path):
         for config in runs:
             noted(config)
     sweep = cifar100_plan.next_runs(Task(cell, "sweep"), records, SMALL)
-    assert {config["lam"] for config in sweep} == {1.0, 10.0, 100.0, 1e6}
+    assert {config["lam"] for config in sweep} == {1.0, 10.0, 100.0, 1e3, 1e6}
     for config in sweep:
         noted(config)
     assert cifar100_plan.next_runs(Task(cell), records, SMALL) == []
@@ -362,6 +363,15 @@ def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_pa
         cifar100.run(out, tasks, SMALL, say=silent)
     again = json.loads(broken.read_text())
     assert [row["validation"] for row in again["rows"]] == [row["validation"] for row in before["rows"]]
+
+
+def test_short_runs_alone_have_a_page_too(tmp_path):
+    cell = Cell("sgd", 32, "l2")
+    work = cifar100.Work(tmp_path, [Task(cell)], SMALL, "cpu", None, silent)
+    config = work.next()
+    work.take(config, lambda: cifar100.train(config, device="cpu"))
+    assert set(cifar100.collect(tmp_path)["study"]) == {"settings"}
+    assert "Learning rates, sgd" in report.write(tmp_path, None, cifar100_report.sections(tmp_path)).read_text()
 
 
 def test_records_are_merged(folder, tmp_path):

@@ -13,6 +13,7 @@ has run.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
@@ -46,7 +47,7 @@ OPENING = (
     "same command continues it."
 )
 RUNS, CHECKPOINTS = "runs", "checkpoints"  # folders of the output folder
-MARKS = {"search": 5, "final": 15}
+MARKS = {"search": 2, "final": 10}
 DESIGN = ("init", "bias", "algorithm", "smoothing")
 USUAL = {"init": "zeros", "bias": True, "algorithm": 1, "smoothing": 0.0}
 
@@ -80,7 +81,13 @@ def train(
     checkpoint = None if folder is None else folder / f"{key}.checkpoint"
     left = None if deadline is None else time.perf_counter() + deadline - time.time()
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.startswith("cuda")):  # all batches are of one size
-        rows = model.train(marks=MARKS[config["stage"]], checkpoint=checkpoint, name=key, deadline=left)
+        rows = model.train(
+            marks=MARKS[config["stage"]],
+            probabilities=config["stage"] == "final",
+            checkpoint=checkpoint,
+            name=key,
+            deadline=left,
+        )
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return {
@@ -257,7 +264,8 @@ def table_of(records: Records) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame()
     table = pd.concat(frames, ignore_index=True)
-    return with_studies(table.assign(confidence=table["test_mean"]))
+    measured = table.get("test_mean", math.nan)  # short runs alone have no probabilities
+    return with_studies(table.assign(confidence=measured))
 
 
 def with_studies(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,9 +1,10 @@
 """Which runs of the CIFAR-100 experiment come next, most wanted first.
 
 A cell is a method under an optimizer at a batch size. Every cell has the same two stages. In the first, `RUNS` short runs
-with one seed choose its settings by validation accuracy: three rates around a start of its own; where the best is the last
-of them, one beyond it; the other runs are spent on the one other setting, or on rates in between where there is none. In the
-second, the chosen settings are trained longer, with several seeds. Studies then change one thing about a chosen setting.
+with one seed choose its settings by validation accuracy: three rates around a start of its own; then, where the best is the
+last of them, one beyond it, else another value of the method's other setting (a longer memory), or a rate in between where
+there is none. In the second, the chosen setting is trained longer, with several seeds. Studies then change one thing about
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .cifar100_model import WEIGHT_DECAY
 from .cifar100_report import METHODS, SETTINGS
 
 BATCH_SIZES = (32, 128, 1024, 4096)
-RUNS = 5  # that every cell has for its settings
+RUNS = 4  # that every cell has for its settings
 SMOOTHING = 0.1
 LADDERS: dict[str, tuple[float, ...]] = {
     "lam": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6),
@@ -179,9 +180,9 @@ def search(cell: Cell, known: Callable[[Setting], float | None]) -> tuple[list[S
     while True:
         scores = {setting: known(setting) for setting in tried}
         missing = [setting for setting, value in scores.items() if value is None]
-        if missing or len(tried) >= RUNS:
+        if missing or len(tried) == RUNS:
             return tried, missing
-        tried += _further(cell, {s: value for s, value in scores.items() if value is not None})[: RUNS - len(tried)]
+        tried.append(_further(cell, {s: value for s, value in scores.items() if value is not None}))
 
 
 def best(scores: dict[Setting, float]) -> Setting:
@@ -189,19 +190,16 @@ def best(scores: dict[Setting, float]) -> Setting:
     return max(scores, key=lambda setting: (scores[setting], -setting.lr))
 
 
-def _further(cell: Cell, scores: dict[Setting, float]) -> list[Setting]:
-    """What is tried after these: a rate beyond the best where it is the last one, else what lies on both sides of it."""
+def _further(cell: Cell, scores: dict[Setting, float]) -> Setting:
+    """What is tried after three rates."""
     top = best(scores)
-    rates = sorted(setting.lr for setting in scores)
-    beyond = {rates[0]: top.lr / 2, rates[-1]: top.lr * 2}.get(top.lr)
-    if beyond is not None and (cell.axis is None or len(scores) == 3):  # one run is left for the other setting
-        return [Setting(beyond, top.value)]
+    beyond = {min(scores).lr: top.lr / 2, max(scores).lr: top.lr * 2}.get(top.lr)
+    if beyond is not None:
+        return top._replace(lr=beyond)
     if cell.axis is None:
-        between = [Setting(float(f"{top.lr * factor:.3g}"), None) for factor in (2**0.5, 2**-0.5)]
-        return [setting for setting in between if setting not in scores] or [Setting(rates[0] / 2, None)]
+        return top._replace(lr=float(f"{top.lr * 2**0.5:.3g}"))
     ladder = LADDERS[cell.axis]
-    at = ladder.index(top.value)  # pyright: ignore[reportArgumentType]
-    return [Setting(top.lr, ladder[k]) for k in (at + 1, at - 1) if 0 <= k < len(ladder)]
+    return top._replace(value=ladder[ladder.index(top.value) + 1])  # pyright: ignore[reportArgumentType]
 
 
 def next_runs(task: Task, records: Records, scale: Scale) -> list[dict[str, Any]]:

@@ -235,15 +235,16 @@ class Classifier:
     def train(
         self,
         *,
-        marks: int = 15,
+        marks: int = 10,
+        probabilities: bool = True,
         checkpoint: Path | None = None,
         name: str = "",
         deadline: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[dict[str, float]]:
         """Train to the end with the loop of the stacks; one row for each of `marks` equal shares of the training, the last
-        with the probabilities. A model that has diverged is given up, and its last row stands for the marks that it did not
-        reach.
+        with the probabilities, if they are wanted. A model that has diverged is given up, and its last row stands for the
+        marks that it did not reach.
 
         checkpoint: the file that holds the state in between. `deadline`, in terms of `time.perf_counter`, stops like Ctrl-C.
         """
@@ -263,7 +264,7 @@ class Classifier:
                 self,
                 Classifier.measure,
                 at=at,
-                at_end=Classifier.measure_probabilities,
+                at_end=Classifier.measure_probabilities if probabilities else None,
                 checkpoint=checkpoint,
                 name=name,
                 progress=step,
