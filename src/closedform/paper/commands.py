@@ -198,7 +198,7 @@ def cifar100(
         limit=images or (2000 if quick else None),
         source="synthetic" if synthetic else "cifar100",
         net="small" if quick else "resnet18",
-        precision="fp32" if device == "cpu" else "bf16",
+        precision="fp32" if quick else "bf16",
     )
     names = [one.value for one in optimizer or ([ImageOptimizer.sgd] if quick else [])]
     sizes = sorted(set(batch_size or ([128] if quick else [])))

@@ -106,7 +106,7 @@ def experiment(table: pd.DataFrame) -> Experiment:
         f"settings chosen in {epochs.get('search', 0)} epochs with one seed, then {epochs.get('final', 0)} epochs; SGD with "
         "Nesterov momentum 0.9, AdamW and Muon, with weight decay on the backbone and on a learned layer; the last layer "
         "starts from zeros; the rate rises over a tenth of the steps, falls along a cosine, and refers to the mean over "
-        f"samples of the loss summed over classes; {first['precision']}."
+        f"samples of the loss summed over classes; {first['precision']}. {_what_has_run(table)}"
     )
     return Experiment(
         name="cifar100",
@@ -123,6 +123,16 @@ def experiment(table: pd.DataFrame) -> Experiment:
         lower=False,
         log=False,
         environment=environment(table),
+    )
+
+
+def _what_has_run(table: pd.DataFrame) -> str:
+    """How far the experiment is, in a sentence."""
+    chosen = table[table["study"] == "methods"]
+    seeds = chosen.groupby(["optimizer", "batch_size", "method"])["seed"].nunique()
+    counts = [f"{(seeds == count).sum()} with {count}" for count in sorted(set(seeds), reverse=True)]
+    return f"The chosen settings of {len(seeds)} combinations of method, optimizer and batch size have run" + (
+        f", {', '.join(counts)} seeds." if counts else "."
     )
 
 
