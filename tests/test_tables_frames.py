@@ -66,7 +66,7 @@ def test_gaps_in_training_are_inputs():
     prepared = model.preparation_.transform(frame)
     assert prepared.shape == (200, 5)
     assert np.array_equal(ClosedFormRegressor(**QUICK).fit(prepared, y).coef_, model.coef_)
-    assert (model.n_features_in_, len(model.input_mean_)) == (4, 5)
+    assert (model.n_features_in_, len(model.input_scale_)) == (4, 5)
 
 
 # ---- Everything ----------------------------------------------------------------------------------
