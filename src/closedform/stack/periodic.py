@@ -21,8 +21,8 @@ from .networks import ACTIVATIONS, Activation, shared_layer
 
 MIXED = 3  # numbers that the cosines of one input become
 FREQUENCY = 0.1  # the spread of the first frequencies, in turns a unit of the input
-# The waves learn this much faster than the rest: a frequency has a longer way to go. They are kept divided by it, so that one
-# step of the optimizer serves all parameters.
+# The waves learn this much faster than the rest: a frequency has a longer way to go. They are kept divided by it, so that
+# one step of the optimizer serves all parameters.
 SPEED = 5.0
 
 
@@ -121,7 +121,9 @@ class PeriodicPerceptron:
         if waves is not None:
             self._backward_waves(params, x, waves, g, out)
 
-    def _backward_waves(self, params: Sequence[Tensor], x: Tensor, waves: Any, g: Tensor, out: Sequence[Tensor]) -> None:
+    def _backward_waves(
+        self, params: Sequence[Tensor], x: Tensor, waves: Any, g: Tensor, out: Sequence[Tensor]
+    ) -> None:
         angle, cosine, mixed = waves
         torch.bmm(g, mixed.mT, out=out[3])
         M, c = angle.shape[:2]
