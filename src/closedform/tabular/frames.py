@@ -36,9 +36,10 @@ def validated(
         vars(estimator).pop("preparation_", None)
     else:
         preparation = getattr(estimator, "preparation_", None)
-    if frame is None and (preparation is None or _is_plain(preparation)):
+    plain = preparation is None or _is_plain(preparation)
+    if frame is None and plain:
         return _array(estimator, X, y, reset)
-    if frame is not None and is_numeric(frame) and (_is_plain(preparation) if preparation else True):
+    if frame is not None and plain and is_numeric(frame):
         result = _array(estimator, frame, y, reset)
         if reset:
             estimator.preparation_ = preparation or _numeric(frame, result if _is_alone(y) else result[0])
