@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -14,113 +15,158 @@ import torch
 from closedform.paper import report
 from closedform.paper.claims import cifar100 as claims_cifar
 from closedform.paper.data import cifar
-from closedform.paper.experiments import cifar100, cifar100_model, cifar100_report, timing
+from closedform.paper.experiments import (
+    cifar100,
+    cifar100_model,
+    cifar100_plan,
+    cifar100_report,
+    confidence,
+    optimizers,
+    timing,
+)
+from closedform.paper.experiments.cifar100_plan import Cell, Scale, Task
 from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 from closedform.paper.sweeps import grid, results
+from closedform.paper.sweeps.records import Records
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"source": "synthetic", "limit": 200, "net": "small", "precision": "fp32", "epochs": 2}
+SMALL = Scale(epochs=2, search_epochs=1, seeds=2, limit=200, source="synthetic", net="small", precision="fp32")
+METHODS = [method.key for method in cifar100_report.METHODS]
 
 
-def quick(**kwargs):
-    return cifar100.jobs(["sgd"], [32], size="quick", **(SMALL | kwargs))
+def config_of(method, optimizer="sgd", batch_size=32, **changed):
+    cell = Cell(optimizer, batch_size, method)
+    return SMALL.config(cell, cell.start, "final") | changed
 
 
 def model(config):
     return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 200, source="synthetic"), torch.device("cpu")))
 
 
+def silent(line):
+    pass
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Every method once, at two batch sizes, and what follows up the proximal rule."""
+    """Every method at two batch sizes, and the studies of the proximal rule."""
     out = tmp_path_factory.mktemp("cifar100")
-    configs = cifar100.jobs(["sgd"], [32, 64], size="quick", **SMALL)
-    cifar100.run(out, configs)
-    more = [c for c in cifar100.follow_up(cifar100.collected(out)) if c["batch_size"] == 32]
-    keep = [c for c in more if c["method"] in ("proximal", "ridge") and c["lam"] in (None, 10.0, 1e5)]
-    cifar100.run(out, keep)
+    tasks = [Task(Cell("sgd", size, method)) for size in (32, 64) for method in METHODS]
+    tasks += [Task(Cell("sgd", 32, "proximal"), study) for study in ("design", "smoothing", "sweep")]
+    cifar100.run(out, tasks, SMALL, say=silent)
+    cifar100.collect(out)
     return out
 
 
 # ---- What is run ---------------------------------------------------------------------------------
 
 
-def test_the_full_grids_are_the_papers():
-    full = cifar100.jobs(["sgd", "adam"], cifar100.BATCH_SIZES, size="full")
-    cell = [c for c in full if c["optimizer"] == "sgd" and c["batch_size"] == 32]
-    count = {method.key: sum(c["method"] == method.key for c in cell) for method in cifar100.METHODS}
-    assert count["cross-entropy"] == count["l2"] == 13
-    assert count["ridge"] == count["proximal"] == 13 * 8
-    assert count["kalman"] == 13 * 4
-    assert count["generalized"] == 13 * 5
-    assert {c["init"] for c in full if c["optimizer"] == "adam"} == {"lecun"}
-    assert {c["init"] for c in cell} == {"zeros"}
-    assert len({grid.digest(c) for c in full}) == len(full) == 8 * len(cell)
-    names = [cifar100.name(c) for c in full]
-    assert len(set(names)) == len(names)
-    assert set(cifar100.LADDERS["lr"]) < set(cifar100.RATES)
-    starts = cifar100.jobs(["sgd", "adam"], cifar100.BATCH_SIZES)
-    assert len(starts) == 8 * len(cifar100.METHODS)
-    assert all(c[name] in (None, *cifar100.LADDERS[name]) for c in starts for name in cifar100.SETTINGS)
+def test_the_plan_has_every_batch_size_and_optimizer_and_says_what_is_wanted_most():
+    tasks = cifar100_plan.tasks()
+    assert len({(task.cell, task.study) for task in tasks}) == len(tasks)
+    cells = {task.cell for task in tasks if task.study == "methods"}
+    assert cells == {Cell("sgd", size, method) for size in cifar100_plan.BATCH_SIZES for method in METHODS} | {
+        Cell(optimizer, 128, method) for optimizer in ("adamw", "muon") for method in METHODS
+    }
+    assert {task.cell.batch_size for task in tasks if task.group == 0} == {128, 1024}
+    assert [task.group for task in tasks] == sorted(task.group for task in tasks)
+    assert all(cell.axis is None or cell.start.value in cifar100_plan.LADDERS[cell.axis] for cell in cells)
+    some = cifar100_plan.chosen_tasks(["sgd"], [32, 64], ["kalman"], studies=False)
+    assert {task.cell for task in some} == {Cell("sgd", 32, "kalman"), Cell("sgd", 64, "kalman")}
+    assert all(task.study == "methods" for task in some)
 
 
-def test_bad_jobs_are_named():
+def test_bad_wishes_are_named(tmp_path):
     with pytest.raises(ValueError, match="batch size 512 is larger than the training set of 160 images"):
-        cifar100.jobs(["sgd"], [512], **SMALL)
+        cifar100.run(tmp_path, [Task(Cell("sgd", 512, "l2"))], SMALL)
     with pytest.raises(ValueError, match="there is no method 'hinge'"):
-        quick(methods=["hinge"])
-    with pytest.raises(ValueError, match="size is 'huge'"):
-        cifar100.jobs(["sgd"], [32], **(SMALL | {"size": "huge"}))
+        cifar100_plan.chosen_tasks(None, None, ["hinge"], studies=True)
+    with pytest.raises(ValueError, match="takes whole labels"):
+        cifar100_model.loss_of("generalized", 0.1)
+    with pytest.raises(ValueError, match="10 rows at equal angles need as many features, got 4"):
+        cifar100_model.simplex(10, 4, 0)
 
 
-def test_a_follow_up_is_at_the_best_rate():
-    rows = []
-    for lr, accuracy in ((0.5, 0.3), (0.2, 0.6), (0.1, 0.4)):
-        for method, lam, beta in (("proximal", 1000.0, None), ("ridge", None, 1.0), ("l2", None, None)):
-            shared = {"epochs": 2, "limit": math.nan, "source": "cifar100", "net": "resnet18", "precision": "bf16"}
-            shared |= {"optimizer": "sgd", "batch_size": 128, "seed": 0, "init": "zeros", "bias": True, "algorithm": 1}
-            shared |= {"method": method, "lr": lr, "lam": lam, "beta": beta, "ratio": None, "forget": None}
-            rows += [shared | {"step": step, "validation": accuracy, "test": 1 - accuracy} for step in (5, 10)]
-    made = cifar100.follow_up(pd.DataFrame(rows).astype(dict.fromkeys(cifar100.SETTINGS, float)), refine=2)
-    assert {c["lr"] for c in made} == {0.2}
-    assert all(c["limit"] is None for c in made)
-    proximal = [c for c in made if c["method"] == "proximal"]
-    assert sorted(c["lam"] for c in proximal if c["seed"] == 0 and cifar_default(c)) == list(cifar100.LADDERS["lam"])
-    assert {c["init"] for c in proximal} == {"zeros", "lecun", "xavier", "he"}
-    assert sum(not c["bias"] for c in proximal) == sum(c["algorithm"] == 2 for c in proximal) == 1
-    assert sorted(c["seed"] for c in made if c["method"] == "l2") == [0, 1, 2]
-    (wanted,) = cifar100.jobs(["sgd"], [128], methods=["l2"], epochs=2)
-    one = next(c for c in made if c["method"] == "l2" and c["seed"] == 0)
-    assert grid.digest(one) == grid.digest(wanted | {"lr": 0.2})
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_search_has_equally_many_runs_whatever_the_scores(method, optimizer, seed):
+    draw, cell, scores = random.Random(seed), Cell(optimizer, 128, method), {}
+    while True:
+        tried, missing = cifar100_plan.search(cell, scores.get)
+        if not missing:
+            break
+        scores |= {setting: -math.inf if draw.random() < 0.3 else draw.random() for setting in missing}
+    assert len(tried) == len(set(tried)) == len(scores) == cifar100_plan.RUNS
+    assert len({setting.lr for setting in tried}) >= 3
 
 
-def cifar_default(config):
-    return config["init"] == "zeros" and config["bias"] and config["algorithm"] == 1
+def test_a_search_goes_beyond_the_last_rate_where_that_is_the_best():
+    cell = Cell("sgd", 128, "cross-entropy")
+    tried, _ = cifar100_plan.search(cell, lambda setting: setting.lr)
+    assert max(tried).lr == pytest.approx(4 * cell.start.lr)
+    cell = Cell("sgd", 128, "kalman")
+    tried, _ = cifar100_plan.search(cell, lambda setting: -abs(setting.lr - cell.start.lr))
+    assert {setting.value for setting in tried if setting.lr == cell.start.lr} == {0.99, 0.999}
+    cell = Cell("sgd", 128, "etf")
+    tried, _ = cifar100_plan.search(cell, lambda setting: -abs(setting.lr - cell.start.lr))
+    assert tried[-1].lr == pytest.approx(cell.start.lr * 2**0.5, rel=0.01)
+
+
+def test_a_setting_that_a_study_has_tried_does_not_change_the_choice(tmp_path):
+    """All lambdas are run at the chosen rate; the best of them in hindsight is not what was chosen."""
+    cell, records = Cell("sgd", 128, "proximal"), Records(tmp_path)
+
+    def noted(config):
+        score = 0.5 - abs(config["lr"] - 0.3) if config["lam"] > 100 else 0.9
+        records.add(config, rows=[{"step": 10, "validation": score}])
+
+    while runs := cifar100_plan.next_runs(Task(cell), records, SMALL):
+        for config in runs:
+            noted(config)
+    sweep = cifar100_plan.next_runs(Task(cell, "sweep"), records, SMALL)
+    assert {config["lam"] for config in sweep} == {1.0, 10.0, 100.0, 1e3, 1e6}
+    for config in sweep:
+        noted(config)
+    assert cifar100_plan.next_runs(Task(cell), records, SMALL) == []
+    design = cifar100_plan.next_runs(Task(cell, "design"), records, SMALL)
+    assert {config["lam"] for config in design} == {1e4}
+    assert {config["init"] for config in design} == {"zeros", "lecun", "xavier", "he"}
+    assert sum(not config["bias"] for config in design) == sum(config["algorithm"] == 2 for config in design) == 1
+
+
+def test_a_seed_of_every_setting_comes_before_the_next_seed(tmp_path):
+    records, tasks = Records(tmp_path), [Task(Cell("sgd", 128, method)) for method in ("l2", "cross-entropy")]
+    order = []
+    while runs := cifar100_plan.ordered(tasks, records, SMALL):
+        order.append((runs[0]["stage"], runs[0]["seed"], runs[0]["method"]))
+        records.add(runs[0], rows=[{"step": 10, "validation": 0.5}])
+    assert order[-4:] == [("final", seed, method) for seed in (0, 1) for method in ("l2", "cross-entropy")]
+    assert all(stage == "search" for stage, *_ in order[:-4])
 
 
 # ---- One run -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [method.key for method in cifar100.METHODS])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_every_method_learns(method, optimizer):
-    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=[method], **(SMALL | {"epochs": 10}))
-    config |= {
-        "lr": {"cross-entropy": 0.2, "closed-form cross-entropy": 0.5, "l2": 0.05}.get(method, 0.1)
-        if optimizer == "sgd"
-        else 0.01
-    }
+    if (why := optimizers.missing(optimizer)) is not None:
+        pytest.skip(why)
+    config = config_of(method, optimizer, epochs=10)
+    rates = {"cross-entropy": 0.2, "closed-form cross-entropy": 0.5, "l2": 0.05, "etf": 0.2}
+    config |= {"lr": rates.get(method, 0.1) if optimizer == "sgd" else 0.01}
     config |= {"lam": 30.0} if method == "proximal" else {}
     rows = model(config).train()
     assert rows[-1]["test"] > 0.5
     assert rows[-1]["train"] < rows[0]["train"]
-    assert 0.1 < rows[-1]["confidence"] <= 1
+    assert 0.1 < rows[-1]["test_mean"] <= 1
     assert rows[-1]["nll"] < math.log(10)
     assert [row["step"] for row in rows][-1] == 10 * 5
 
 
 def test_algorithms_and_bias_and_initialisation_are_what_the_configuration_says():
-    (config,) = quick(methods=["proximal"])
+    config = config_of("proximal")
     plain = model(config)
     assert plain.head.bias is not None
     assert not plain.head.weight.any()
@@ -128,12 +174,34 @@ def test_algorithms_and_bias_and_initialisation_are_what_the_configuration_says(
     assert other.head.bias is None
     assert float(other.head.weight.std()) == pytest.approx((2 / 64) ** 0.5, rel=0.1)
     assert float(plain.head.rule.lam) == config["lam"]
+    assert model(config_of("auto cross-entropy", smoothing=0.1)).head.loss.label_smoothing == 0.1
+
+
+def test_weight_decay_is_on_the_backbone_and_on_a_learned_layer_alone():
+    for method in METHODS:
+        stepped = model(config_of(method))
+        (optimizer,) = stepped.optimizers
+        (group,) = optimizer.param_groups
+        assert group["weight_decay"] == 5e-4
+        held = {id(parameter) for parameter in group["params"]}
+        assert {id(parameter) for parameter in stepped.backbone.parameters()} <= held
+        assert (id(stepped.head.weight) in held) == (method in ("cross-entropy", "l2"))
+
+
+def test_a_fixed_layer_has_equal_angles_and_stays():
+    rows = cifar100_model.simplex(10, 64, 3).double()
+    gram = rows @ rows.T
+    expected = torch.full((10, 10), -1 / 9, dtype=torch.float64).fill_diagonal_(1.0)
+    assert torch.allclose(gram, expected, atol=1e-6)
+    stepped = model(config_of("etf"))
+    before = stepped.head.weight.clone()
+    stepped.advance(3)
+    assert torch.equal(stepped.head.weight, before)
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_algorithm_2_descends_with_the_old_layer(number, monkeypatch):
-    (config,) = quick(methods=["proximal"])
-    stepped = model(config | {"algorithm": number, "init": "he"})
+    stepped = model(config_of("proximal", algorithm=number, init="he"))
     before, seen, objective = stepped.head.weight.clone(), [], stepped._objective
     monkeypatch.setattr(stepped, "_objective", lambda z, y: seen.append(stepped.head.weight.clone()) or objective(z, y))
     stepped.advance()
@@ -141,45 +209,42 @@ def test_algorithm_2_descends_with_the_old_layer(number, monkeypatch):
     assert not torch.equal(stepped.head.weight, before)
 
 
-def test_the_learned_layers_learn_and_the_solved_ones_are_solved():
-    for config in quick():
-        stepped = model(config)
+def test_the_solved_layers_are_solved():
+    for method in METHODS:
+        stepped = model(config_of(method))
         stepped.advance()
-        learned = config["method"] in ("cross-entropy", "l2")
-        held = {id(p) for group in stepped.optimizer.param_groups for p in group["params"]}
-        assert (id(stepped.head.weight) in held) == learned
-        if not learned:
+        if method not in ("cross-entropy", "l2", "etf"):
             assert int(stepped.head.step) == 1
         assert stepped.head.weight.any()
 
 
 def test_the_loss_is_summed_over_classes():
-    (config,) = quick(methods=["l2"])
-    made = model(config)
+    made = model(config_of("l2"))
     z, y = torch.zeros(4, 10), torch.tensor([0, 1, 2, 3])
     assert float(made._objective(z, y)) == pytest.approx(1.0)  # one target of one a sample
-    (config,) = quick(methods=["cross-entropy"])
-    assert float(model(config)._objective(z, y)) == pytest.approx(math.log(10))
+    assert float(model(config_of("cross-entropy"))._objective(z, y)) == pytest.approx(math.log(10))
 
 
-def test_the_rate_falls_along_a_cosine_and_the_memory_follows():
-    (config,) = quick(methods=["kalman"])
-    made = model(config)
-    rates, forgets = [], []
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_the_rate_rises_and_falls_and_the_memory_follows(optimizer):
+    if (why := optimizers.missing(optimizer)) is not None:
+        pytest.skip(why)
+    config = config_of("kalman", optimizer, epochs=4)
+    made, rates, forgets = model(config), [], []
     while made.t < made.total:
         made.advance()
-        rates.append(made.optimizer.param_groups[0]["lr"])
+        rates.append(float(made.lr))
         forgets.append(float(made.head.rule.forget(made.head.step)))
-    assert rates[0] == config["lr"]
-    assert all(b < a for a, b in zip(rates, rates[1:]))
-    assert rates[5] == pytest.approx(config["lr"] * 0.5)
-    assert forgets[0] == pytest.approx(config["forget"])
-    assert all(b > a for a, b in zip(forgets, forgets[1:]))
+    assert made.total == 20
+    assert rates[:3] == pytest.approx([config["lr"] / 3, config["lr"] * 2 / 3, config["lr"]])
+    assert all(b < a for a, b in zip(rates[2:], rates[3:]))
+    assert rates[11] == pytest.approx(config["lr"] * 0.5)
+    assert forgets[2] == pytest.approx(config["forget"])
+    assert all(b > a for a, b in zip(forgets[2:], forgets[3:]))
 
 
 def test_bf16_autocast_on_the_cpu():
-    (config,) = quick(methods=["proximal"], precision="bf16")
-    made = model(config | {"lr": 0.05})
+    made = model(config_of("proximal", precision="bf16", lr=0.05))
     phi = made._features(torch.zeros(2, 3, 32, 32))
     assert phi.dtype == torch.float32
     assert made.head.weight.dtype == torch.float32
@@ -187,10 +252,12 @@ def test_bf16_autocast_on_the_cpu():
     assert math.isfinite(rows[-1]["train"])
 
 
-@pytest.mark.parametrize("method", ["kalman", "cross-entropy"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["kalman", "cross-entropy", "auto cross-entropy"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(method, optimizer, tmp_path):
-    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=[method], **SMALL)
+    if (why := optimizers.missing(optimizer)) is not None:
+        pytest.skip(why)
+    config = config_of(method, optimizer)
     whole = model(config)
     expected = whole.train()
     checkpoint, stops = tmp_path / "run.checkpoint", 0
@@ -206,16 +273,15 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(method, o
     assert all(
         torch.equal(a, b) for a, b in zip(part.backbone.state_dict().values(), whole.backbone.state_dict().values())
     )
-    timeless = [{k: v for k, v in row.items() if k != "wall_s"} for row in rows]
-    assert timeless == [{k: v for k, v in row.items() if k != "wall_s"} for row in expected]
+    both = [pd.DataFrame(some).drop(columns="wall_s") for some in (rows, expected)]
+    pd.testing.assert_frame_equal(*both, check_exact=True)
     with pytest.raises(ValueError, match=r"cannot be continued .*belongs to 'a'"):
         model(config).train(checkpoint=checkpoint, name="b")
 
 
 @pytest.mark.parametrize("method", ["l2", "proximal", "kalman"])
 def test_a_model_that_diverges_is_given_up_and_says_so(method):
-    (config,) = quick(methods=[method])
-    broken = model(config)
+    broken = model(config_of(method))
     with torch.no_grad():
         next(broken.backbone.parameters()).fill_(math.inf)
     rows = broken.train()
@@ -224,95 +290,142 @@ def test_a_model_that_diverges_is_given_up_and_says_so(method):
     assert rows[-1]["step"] == broken.total
 
 
-# ---- The folder, the report, the script ----------------------------------------------------------
+def test_the_readings_of_probabilities():
+    p = torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8]], dtype=torch.float64)
+    y = torch.tensor([0, 1, 1, 1])
+    values = confidence.readings(p, y, 2)
+    assert values == pytest.approx(
+        {
+            "mean": (0.6 + 0.9 + 0.7 + 0.8) / 4,
+            "own": (0.6 + 0.1 + 0.7 + 0.8) / 4,
+            "right": (0.6 + 0.7 + 0.8) / 3,
+            "tenth": 0.9,
+            "batch": (0.6 + 0.8) / 2,
+            "highest": 0.8,
+        }
+    )
+    assert list(values) == list(confidence.READINGS)
+    rows = model(config_of("proximal")).train()
+    assert {f"{part}_{reading}" for part in confidence.PARTS for reading in confidence.READINGS} <= set(rows[-1])
+    assert math.isnan(rows[0]["train_batch"])  # measured at the end alone
+    assert rows[-1]["train_mean"] <= rows[-1]["train_tenth"] <= 1
+
+
+# ---- The folder, the report, the command ---------------------------------------------------------
 
 
 def test_the_table_and_the_report(folder):
     table = results.load(folder)
-    assert set(table["study"]) == {"methods", "initialisation", "bias", "algorithms"}
-    assert set(table["method"]) == {method.key for method in cifar100.METHODS}
+    assert set(table["study"]) == {"methods", "settings", "initialisation", "bias", "algorithms", "smoothing"}
+    assert set(table["method"]) == set(METHODS)
     methods = table[table["study"] == "methods"]
+    assert (methods["epochs"] == SMALL.epochs).all()
+    assert (methods.groupby(["batch_size", "method"])["seed"].nunique() == SMALL.seeds).all()
     assert (methods["init"] == "zeros").all()
-    assert methods["bias"].all()
-    twice = table.duplicated(["study", "batch_size", "method", "init", "bias", "algorithm", "step", *cifar100.SETTINGS])
+    settings = table[table["study"] == "settings"]
+    assert (settings["epochs"] == SMALL.search_epochs).all()
+    tried = (
+        settings[settings["batch_size"] == 64].drop_duplicates(["method", *cifar100.SETTINGS]).groupby("method").size()
+    )
+    assert (tried == cifar100_plan.RUNS).all()
+    assert set(settings.loc[settings["method"] == "proximal", "lam"]) >= set(cifar100_plan.LADDERS["lam"])
+    twice = table.duplicated(["study", "batch_size", "method", "seed", *cifar100.DESIGN, "step", *cifar100.SETTINGS])
     assert not twice.any()
     assert set(table.loc[table["study"] == "initialisation", "init"]) == {"zeros", "lecun", "xavier", "he"}
     assert set(table.loc[table["study"] == "algorithms", "algorithm"]) == {1, 2}
+    assert set(table.loc[table["study"] == "smoothing", "smoothing"]) == {0.0, 0.1}
     spec = json.loads((folder / "experiment.json").read_text())
     assert spec["lower"] is False
     page = report.write(folder, None, cifar100_report.sections(folder)).read_text()
     assert "<td>the paper: proximal</td><td>0.63</td><td>\N{EN DASH}</td>" in page
-    for title in ("Learning curves", "How much lambda matters", "Learning rates, sgd", "With and without a bias"):
+    for title in (
+        "Learning curves",
+        "How much lambda matters",
+        "Learning rates, sgd",
+        "With and without a bias: proximal",
+    ):
         assert title in page
-    assert not list((folder / "parts").glob("*.checkpoint"))
+    assert not list(folder.glob("checkpoints/*"))
 
 
-def test_what_is_finished_is_not_run_again(folder, monkeypatch):
-    configs = cifar100.jobs(["sgd"], [32, 64], size="quick", **SMALL)
-    assert len(cifar100.finished(configs, folder)) == len(configs)
+def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "copy")
+    tasks, out = [Task(Cell("sgd", 32, "l2"))], tmp_path / "copy"
     monkeypatch.setattr(cifar100, "train", lambda *a, **k: pytest.fail("ran again"))
-    cifar100.run(folder, configs)
+    records = cifar100.run(out, tasks, SMALL, say=silent)
+    assert cifar100.progress(tasks, records, SMALL) == ["sgd, batch size 32, l2, methods: finished"]
+    monkeypatch.undo()
+    cell = tasks[0].cell
+    broken = out / "runs" / f"{grid.digest(SMALL.config(cell, cell.start, 'search'))}.json"
+    before = json.loads(broken.read_text())
+    broken.write_text(broken.read_text()[:-40])
+    with pytest.warns(UserWarning, match="is not the record of a run"):
+        cifar100.run(out, tasks, SMALL, say=silent)
+    again = json.loads(broken.read_text())
+    assert [row["validation"] for row in again["rows"]] == [row["validation"] for row in before["rows"]]
 
 
-def test_refining_runs_what_follows_up(tmp_path):
-    seen = []
-    table = cifar100.run(
-        tmp_path, quick(methods=["ridge"]), refine=1, ablations=True, done=lambda k, n, config: seen.append(config)
-    )
-    assert sorted(set(table.loc[table["seed"] == 0, "beta"])) == list(cifar100.BETAS)
-    assert set(table.loc[table["seed"] == 1, "beta"]) == {1.0}
-    assert len(seen) == 1 + 8  # the first one is not run again
+def test_short_runs_alone_have_a_page_too(tmp_path):
+    cell = Cell("sgd", 32, "l2")
+    work = cifar100.Work(tmp_path, [Task(cell)], SMALL, "cpu", None, silent)
+    config = work.next()
+    work.take(config, lambda: cifar100.train(config, device="cpu"))
+    assert set(cifar100.collect(tmp_path)["study"]) == {"settings"}
+    assert "Learning rates, sgd" in report.write(tmp_path, None, cifar100_report.sections(tmp_path)).read_text()
+
+
+def test_records_are_merged(folder, tmp_path):
+    records = Records(tmp_path / "runs")
+    count = len(list((folder / "runs").glob("*.json")))
+    assert records.merge(folder / "runs") == count
+    assert records.merge(folder / "runs") == 0
+    assert len(Records(tmp_path / "runs")) == count
+    with pytest.raises(ValueError, match="there is no such folder"):
+        records.merge(tmp_path / "nothing")
+    pd.testing.assert_frame_equal(cifar100.collect(tmp_path), cifar100.collect(folder))
 
 
 def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
-    configs = quick(methods=["l2"])
-    with pytest.raises(OutOfTime):
-        cifar100.run(tmp_path, configs, deadline=time.perf_counter())
-    assert list((tmp_path / "parts").glob("*.checkpoint"))
-    table = cifar100.run(tmp_path, configs, deadline=time.perf_counter() + 600)
-    assert table["step"].max() == 10
-    assert not list((tmp_path / "parts").glob("*.checkpoint"))
+    tasks, lines = [Task(Cell("sgd", 32, "l2"))], []
+    work = cifar100.Work(tmp_path, tasks, SMALL, "cpu", None, lines.append)
+    config = work.next()
+    work.take(config, lambda: cifar100.train(config, device="cpu", folder=tmp_path / "checkpoints", deadline=0.0))
+    assert lines == [f"{cifar100.name(config)}: put aside"]
+    assert len(list((tmp_path / "checkpoints").glob("*.checkpoint"))) == 1
+    assert not len(cifar100.run(tmp_path, tasks, SMALL, seconds=1e-9, say=silent))
+    records = cifar100.run(tmp_path, tasks, SMALL, seconds=600, say=silent)
+    assert len(records) == cifar100_plan.RUNS + SMALL.seeds
+    assert not list((tmp_path / "checkpoints").glob("*.checkpoint"))
 
 
-def test_climbing_and_several_runs_at_once(tmp_path):
-    done = []
-    configs = cifar100.jobs(["sgd"], [32], methods=["l2", "kalman"], **(SMALL | {"epochs": 1}))
-    cifar100.run(tmp_path, configs, runs=4, at_once=2, done=lambda k, n, config: done.append(config))
-    runs = cifar100.collected(tmp_path).groupby(["method", "lr", "forget"], dropna=False).size().reset_index()
-    assert (runs.groupby("method").size() == 4).all()
-    assert runs.loc[runs["method"] == "kalman", "lr"].nunique() == 3
-    assert len(done) == 8
-    one = cifar100.run(tmp_path / "alone", configs, runs=4)
-    both = ["method", "lr", "forget", "test"]
-    pd.testing.assert_frame_equal(
-        one[both].sort_values(both, ignore_index=True),
-        cifar100.collected(tmp_path)[both].sort_values(both, ignore_index=True),
-    )
+def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
+    cell = Cell("sgd", 32, "l2")
+    work = cifar100.Work(tmp_path, [Task(cell)], SMALL, "cpu", time.time() + 5, silent)
+    (first, *others) = cifar100_plan.next_runs(Task(cell), work.records, SMALL)
+    work.records.add(first, rows=[{"step": 5, "validation": 0.1, "wall_s": 100.0}])
+    assert work.next() is None
+    work.deadline = time.time() + 500
+    assert work.next() == others[0]
 
 
-def beside(setting, axis):
-    lr, value = cifar100.LADDERS["lr"].index(setting[0]), setting[1]
-    rates = [cifar100.LADDERS["lr"][k] for k in (lr - 1, lr + 1) if 0 <= k < len(cifar100.LADDERS["lr"])]
-    if axis == "lr":
-        return [(rate, rate) for rate in rates]
-    at = cifar100.LADDERS["lam"].index(value)
-    lams = [cifar100.LADDERS["lam"][k] for k in (at - 1, at + 1) if 0 <= k < len(cifar100.LADDERS["lam"])]
-    return [(rate, value) for rate in rates] + [(setting[0], lam) for lam in lams]
+def test_several_runs_at_once_give_what_one_after_another_gives(tmp_path):
+    tasks = [Task(Cell("sgd", 32, method)) for method in ("l2", "kalman")]
+    alone = cifar100.table_of(cifar100.run(tmp_path / "alone", tasks, SMALL, say=silent))
+    lines = []
+    both = cifar100.table_of(cifar100.run(tmp_path / "both", tasks, SMALL, at_once=2, say=lines.append))
+    assert len(lines) == 2 * (cifar100_plan.RUNS + SMALL.seeds)
+    columns = ["method", "lr", "forget", "stage", "seed", "step", "validation", "test"]
+    pd.testing.assert_frame_equal(*(some[columns].sort_values(columns, ignore_index=True) for some in (alone, both)))
 
 
-@pytest.mark.parametrize("axis", ["lam", "lr"])
-@pytest.mark.parametrize("seed", range(20))
-def test_a_climb_goes_beside_the_best_and_never_twice(axis, seed):
-    """Whatever the scores: each run is a step of the grid from the best that has a neighbour left; none is repeated."""
-    start, draw = 0.2, random.Random(seed)
-    tried = {(start, start if axis == "lr" else 1000.0): 0.5}
-    while len(tried) < 12:
-        found = cifar100._step(tried, axis, ("lr", axis))
-        assert found not in tried
-        best = max(tried, key=lambda s: (tried[s], -s[0]))
-        free = [s for s in beside(best, axis) if s not in tried]
-        assert found in (free or [s for other in tried for s in beside(other, axis)])
-        tried[found] = -math.inf if draw.random() < 0.2 else draw.random()
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    train = cifar100.train
+    wrong = lambda config, **kwargs: train(config, **kwargs) if config["method"] != "l2" else 1 / 0  # noqa: E731
+    monkeypatch.setattr(cifar100, "train", wrong)
+    tasks = [Task(Cell("sgd", 32, method)) for method in ("l2", "etf")]
+    with pytest.raises(grid.SweepError, match=r"3 runs failed, the first sgd, batch size 32, l2, .*ZeroDivisionError"):
+        cifar100.run(tmp_path, tasks, SMALL, say=silent)
+    assert len(Records(tmp_path / "runs")) == cifar100_plan.RUNS + SMALL.seeds
 
 
 # ---- Claims --------------------------------------------------------------------------------------

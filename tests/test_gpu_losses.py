@@ -7,7 +7,8 @@ import torch
 
 import closedform as cf
 from closedform.paper.data import cifar
-from closedform.paper.experiments import cifar100, cifar100_model
+from closedform.paper.experiments import cifar100_model, cifar100_report
+from closedform.paper.experiments.cifar100_plan import Cell, Scale
 from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 
 from . import cases
@@ -134,14 +135,18 @@ def made(config, device):
     return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 400, source="synthetic"), torch.device(device)))
 
 
-SMALL = {"source": "synthetic", "limit": 400, "net": "small", "precision": "fp32", "epochs": 2}
+SMALL = Scale(epochs=2, limit=400, source="synthetic", net="small", precision="fp32")
 
 
-@pytest.mark.parametrize("method", [method.key for method in cifar100.METHODS])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def config_of(method, optimizer="sgd", batch_size=32, **changed):
+    cell = Cell(optimizer, batch_size, method)
+    return SMALL.config(cell, cell.start, "final") | changed
+
+
+@pytest.mark.parametrize("method", [method.key for method in cifar100_report.METHODS])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_the_captured_classifier_is_the_cpus(method, optimizer, exact):
-    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=[method], **SMALL)
-    config |= {"lr": 0.02 if optimizer == "sgd" else 0.001}
+    config = config_of(method, optimizer, lr=0.02 if optimizer == "sgd" else 0.001)
     models = [made(config, device) for device in ("cpu", "cuda")]
     for model in models:
         for _ in range(6):
@@ -154,10 +159,9 @@ def test_the_captured_classifier_is_the_cpus(method, optimizer, exact):
         assert int(models[1].head.step) == 6  # the steps of the warm-up are undone
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_a_classifier_that_was_stopped_goes_on(optimizer, exact, tmp_path):
-    (config,) = cifar100.jobs([optimizer], [32], size="quick", methods=["kalman"], **SMALL)
-    config |= {"lr": 0.02 if optimizer == "sgd" else 0.001}
+    config = config_of("kalman", optimizer, lr=0.02 if optimizer == "sgd" else 0.001)
     whole = made(config, "cuda")
     expected = whole.train()
     path, stops = tmp_path / "run.checkpoint", 0
@@ -174,6 +178,6 @@ def test_a_classifier_that_was_stopped_goes_on(optimizer, exact, tmp_path):
 
 
 def test_bf16_on_a_resnet():
-    (config,) = cifar100.jobs(["sgd"], [64], size="quick", methods=["kalman"], **(SMALL | {"net": "resnet18"}))
-    rows = made(config | {"precision": "bf16", "lr": 0.1, "epochs": 12}, "cuda").train()
+    config = config_of("kalman", batch_size=64, net="resnet18", precision="bf16", lr=0.1, epochs=12)
+    rows = made(config, "cuda").train()
     assert rows[-1]["test"] > 0.8

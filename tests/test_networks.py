@@ -8,7 +8,7 @@ pytest.importorskip("sklearn")
 import closedform as cf
 from closedform.stack.networks import ACTIVATIONS
 from closedform.stack.optimizers import Adam, cosine
-from closedform.tabular.base import _perceptron
+from closedform.stack.periodic import Member, PeriodicPerceptron
 from closedform.tabular.loop import Plan, Record, TrainingRows, bounds, train
 from closedform.tabular.modules import Modules
 from closedform.tabular.networks import BETAS, Memory, Networks
@@ -22,13 +22,11 @@ RULES = {
 }
 
 
-def networks(memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,), activation="gelu", seed=0):
+def networks(memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,), activation="gelu", seed=0, columns=(0, 2)):
     return Networks(
-        3,
-        hidden,
+        PeriodicPerceptron(3, columns, 4, hidden, activation),
         2,
         members=members,
-        activation=activation,
         memory=memory,
         weight_decay=[decay[k % len(decay)] for k in range(members)],
         seed=seed,
@@ -38,10 +36,9 @@ def networks(memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,)
     )
 
 
-def twin(memory, activation="gelu", decay=0.1, seed=0):
-    backbone = _perceptron([3, 7, 5], activation, seed).double()
-    for layer, W in zip(backbone[::2], networks(memory, seed=seed).params.views[::2]):
-        layer.weight.data.copy_(W[0])
+def twin(memory, activation="gelu", decay=0.1, seed=0, columns=(0, 2)):
+    fast = networks(memory, activation=activation, seed=seed, columns=columns)
+    backbone = Member(fast.network, [view[0].clone() for view in fast.params.views])
     return Modules(
         backbone,
         2,
@@ -62,11 +59,12 @@ def batches(count, n=12, seed=0):
         yield x, torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], 1), weight
 
 
+@pytest.mark.parametrize("columns", [(), (0, 2)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("rule", RULES)
-def test_the_written_out_step_is_the_one_of_autograd(rule, activation):
+def test_the_written_out_step_is_the_one_of_autograd(rule, activation, columns):
     memory = RULES[rule]
-    fast, slow = networks(memory, activation=activation), twin(memory, activation)
+    fast, slow = networks(memory, activation=activation, columns=columns), twin(memory, activation, columns=columns)
     if rule == "learned":
         fast.head[0, :, :-1].copy_(slow.head.weight.detach())
     x = torch.randn(20, 3, dtype=torch.float64)
@@ -148,7 +146,7 @@ def test_float32_is_enough_for_a_relative_lambda():
     """The bound on the condition number that lets the solve stay in float32: compared with float64 on bad features."""
     memory = Memory("proximal", ratio=0.2)
     net = Networks(
-        3, (40,), 1, members=1, activation="relu", memory=memory, weight_decay=[0.0], seed=0, learning_rate=0.0,
+        PeriodicPerceptron(3, (), 0, (40,), "relu"), 1, members=1, memory=memory, weight_decay=[0.0], seed=0, learning_rate=0.0,
         device=CPU,
     )  # fmt: skip
     twin = Networks(**{**net.config, "dtype": torch.float64})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .running import checked_device, run_experiment, sections
+from .running import REPORT, checked_device, run_experiment, sections, show, train_all
 
 TIMINGS = Path("benchmarks/results/step_overhead-cuda.json")
 
@@ -30,6 +31,12 @@ def register(app: typer.Typer) -> None:
 class Optimizer(str, enum.Enum):
     sgd = "sgd"
     adam = "adam"
+
+
+class ImageOptimizer(str, enum.Enum):
+    sgd = "sgd"
+    adamw = "adamw"
+    muon = "muon"
 
 
 Optimizers = Annotated[list[Optimizer] | None, typer.Option(help="May be given more than once.")]
@@ -151,55 +158,69 @@ def fno(
 
 
 def cifar100(
-    quick: Annotated[bool, typer.Option(help="2,000 images, one epoch, a small network.")] = False,
-    optimizer: Optimizers = None,
+    quick: Annotated[bool, typer.Option(help="2,000 images, a small network, one and two epochs, one seed.")] = False,
+    optimizer: Annotated[list[ImageOptimizer] | None, typer.Option(help="May be given more than once.")] = None,
     batch_size: BatchSizes = None,
     method: Annotated[list[str] | None, typer.Option(help="May be given more than once.")] = None,
-    full: Annotated[bool, typer.Option(help="All of the paper's grids: some thousand runs.")] = False,
-    runs: Annotated[int | None, typer.Option(min=1, help="How many runs each method has to find its settings.")] = None,
-    epochs: Count = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of the chosen settings.")] = None,
+    search_epochs: Annotated[int | None, typer.Option(min=1, help="Of the runs that choose them.")] = None,
     seeds: Count = None,
-    refine: Refine = 0,
-    ablations: Annotated[
-        bool, typer.Option(help="At the best rates also all lambda and beta, initial layers, no bias, Algorithm 2.")
-    ] = False,
+    studies: Annotated[
+        bool, typer.Option(help="Also label smoothing, bias, initial layers, Algorithm 2, all lambda and beta.")
+    ] = True,
     images: Annotated[int | None, typer.Option(min=100, help="Use only this many of the training images.")] = None,
     device: Device = "auto",
     at_once: Annotated[int, typer.Option(min=1, help="How many processes share the device.")] = 1,
-    seconds: Seconds = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Work for this long; again until all is done.")] = None,
+    merge: Annotated[list[Path] | None, typer.Option(help="First copy the runs of another output folder.")] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="Train nothing: say what has run, and make the page.")
+    ] = False,
     synthetic: Annotated[bool, typer.Option(help="Generated images instead of the data set.")] = False,
     out: Out = None,
 ) -> None:
-    """CIFAR-100: cross-entropy and l2 against ridge, proximal, Kalman and closed-form cross-entropy, by a ResNet-18.
+    """CIFAR-100: learned, fixed and solved last layers by a ResNet-18; short runs choose the settings, longer ones count.
 
-    Ctrl-C stops the run, and the same command continues it. The report is one HTML page in the output folder.
+    Every finished run is a file in the output folder. Ctrl-C stops the work, and the same command continues it. The report
+    is one HTML page in that folder, made of whatever has run.
     """
     from .experiments import cifar100 as experiment
+    from .experiments import cifar100_plan as plan
+    from .sweeps.records import Records
 
+    start, console = time.perf_counter(), Console()
+    console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
     device = checked_device(device)
-    configs = experiment.jobs(
-        _names(optimizer) or (["sgd"] if quick else experiment.OPTIMIZERS),
-        sorted(set(batch_size or ([128] if quick else experiment.BATCH_SIZES))),
-        size="full" if full else "quick" if quick else "climb",
-        methods=method,
-        epochs=epochs or (1 if quick else experiment.EPOCHS),
-        seeds=seeds or experiment.SEEDS,
+    scale = plan.Scale(
+        epochs=epochs or (2 if quick else 30),
+        search_epochs=search_epochs or (1 if quick else 10),
+        seeds=seeds or (1 if quick else 3),
         limit=images or (2000 if quick else None),
         source="synthetic" if synthetic else "cifar100",
         net="small" if quick else "resnet18",
-        precision="fp32" if device == "cpu" else "bf16",
+        precision="fp32" if quick else "bf16",
     )
-    run_experiment(
-        experiment,
-        configs,
-        out or Path("runs/cifar100-quick" if quick else "runs/cifar100"),
-        device=device,
-        runs=runs or (1 if quick or full else experiment.RUNS),
-        refine=refine,
-        ablations=ablations,
-        at_once=at_once,
-        deadline=None if seconds is None else time.perf_counter() + seconds,
-    )
+    names = [one.value for one in optimizer or ([ImageOptimizer.sgd] if quick else [])]
+    sizes = sorted(set(batch_size or ([128] if quick else [])))
+    tasks = plan.chosen_tasks(names, sizes, method, studies and not quick)
+    folder = out or Path("runs/cifar100-quick" if quick else "runs/cifar100")
+    for other in merge or []:
+        print(f"{Records(folder / experiment.RUNS).merge(other / experiment.RUNS)} runs copied from {other}")
+    if not status:
+        train_all(experiment, folder, tasks, scale, device=device, at_once=at_once, seconds=seconds)
+    records = Records(folder / experiment.RUNS)
+    for line in experiment.progress(tasks, records, scale):
+        print(line)
+    if not len(records):
+        print(f"No run is finished yet in {folder}.")
+        return
+    if absent := [name for name in REPORT if find_spec(name) is None]:
+        print(
+            f"The page needs {', '.join(absent)}: `closedform paper cifar100 --status --out {folder}` makes it elsewhere."
+        )
+        return
+    experiment.collect(folder)
+    show(console, folder, time.perf_counter() - start)
 
 
 def dfiv(

@@ -16,6 +16,8 @@ from rich.table import Table
 from ..extras import require
 from .sweeps.grid import SweepError
 
+REPORT = ("pandas", "pyarrow", "matplotlib", "jinja2")  # the packages that tables and reports need
+
 
 def checked_device(name: str) -> str:
     """The device to train on; a ValueError where there is none of this name."""
@@ -46,8 +48,7 @@ def run_experiment(
 ) -> None:
     """Run an experiment and show what came out. After `seconds` it is stopped as by Ctrl-C."""
     # a missing package is better known now than after the training
-    require("an experiment", "experiments", "pandas", "pyarrow", "matplotlib", "jinja2")
-    from .report import write
+    require("an experiment", "experiments", *REPORT)
 
     console = Console()
     console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
@@ -72,10 +73,28 @@ def run_experiment(
         sys.exit(1)
     finally:
         alarm.cancel()
+    show(console, out, time.perf_counter() - start)
+
+
+def train_all(experiment: Any, out: Path, *args: Any, **options: Any) -> None:
+    """Do the runs of an experiment that prints them as they end."""
+    try:
+        experiment.run(out, *args, **options, say=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("Stopped. The same command continues from here.")
+        sys.exit(130)
+    except SweepError as failed:
+        print(f"closedform: {failed}", file=sys.stderr)
+        sys.exit(1)
+
+
+def show(console: Console, out: Path, seconds: float) -> None:
+    """The best settings of an experiment, and its report."""
+    from .report import write
+
     _show_best(console, out)
     console.print(
-        f"\nReport: {write(out, None, sections(out))}    table: {out / 'results.parquet'}    "
-        f"{time.perf_counter() - start:.0f} s",
+        f"\nReport: {write(out, None, sections(out))}    table: {out / 'results.parquet'}    {seconds:.0f} s",
         highlight=False,
     )
 

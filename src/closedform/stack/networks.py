@@ -117,10 +117,10 @@ def mlp(sizes: Sequence[int], *, generator: torch.Generator | None = None, activ
 class Perceptron:
     """Linear layers, each followed by an activation (`mlp`), on inputs `(S, n, f)`."""
 
-    def __init__(self, inputs: int, width: int, activation: str, *, padded: bool = True):
+    def __init__(self, inputs: int, width: int, activation: str):
         self.width, self.inputs, self.activation = width, inputs, ACTIVATIONS[activation]
         # the products of a GPU want rows of a multiple of 16 bytes; columns of zeros meet inputs of zero and stay zero
-        self._padding = -inputs % 4 if padded else 0
+        self._padding = -inputs % 4
 
     @classmethod
     def of(cls, backbone: nn.Module) -> Perceptron:

@@ -15,15 +15,18 @@ import numpy as np
 import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arrays import as_numpy, moments, one_thread
 from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
+from ..stack.periodic import PeriodicPerceptron
+from . import conformal
 from .loop import Engine, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
 from .networks import Networks
 from .prepare import folds, merged
+from .scaling import centre_and_scale, scaled, wavy
 from .settings import Settings
 
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
@@ -147,6 +150,7 @@ class Estimator(Settings, ABC):
             self.shares_ = _shares(self._missed, len(self._bank(self._rows_fitted)))
             self._finish()
             self.temperature_ = getattr(self, "temperature_", 1.0)
+            self.distances_ = None  # those of an earlier fit are of another model
 
     def _note(self, engine: Engine, record: Record) -> None:
         self.engine_ = engine
@@ -174,7 +178,25 @@ class Estimator(Settings, ABC):
         """`coef_` and `intercept_` in scikit-learn's shape; the regressor and the classifier each have it."""
 
     def _calibrate(self, rows: TrainingRows) -> None:
-        """What can be learned from the rows that were held out; nothing for a regressor."""
+        """What the rows that were held out tell of the errors to come; nothing where there are none."""
+        self.distances_ = None
+        if rows.held is None:
+            return
+        outputs, targets, weights = conformal.held_out(self.engine_, self.shares_, rows)
+        self._judge(outputs, targets, weights)
+
+    @abstractmethod
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
+        """Learn from predictions of held-out rows, in the scaled units of the targets."""
+
+    def _reach(self, alpha: Any) -> np.ndarray:
+        alpha = conformal.check_alpha(alpha)
+        if self.distances_ is None:
+            raise ValueError(
+                "intervals and sets need rows that members held out, and this estimator has none:"
+                " fit with early_stopping=True on more than a few rows (partial_fit holds none out)"
+            )
+        return conformal.reach(self.distances_, alpha)
 
     @abstractmethod
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
@@ -199,7 +221,8 @@ class Estimator(Settings, ABC):
 
     def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
         self._rows_fitted = len(X)  # decides what "auto" means
-        self.input_mean_, self.input_scale_ = moments(X, weight)
+        self.input_centre_, self.input_scale_ = centre_and_scale(X, weight)
+        self.wavy_ = wavy(X) if self.waves != 0 else np.zeros(X.shape[1], dtype=bool)
         self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +235,7 @@ class Estimator(Settings, ABC):
         return TrainingRows(self._inputs(X).to(**kind), y, w)
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.from_numpy((X - self.input_mean_) / self.input_scale_)
+        return torch.from_numpy(scaled(X, self.input_centre_, self.input_scale_))
 
     # ---- Predicting ------------------------------------------------------------------------------
 
@@ -241,29 +264,29 @@ class Estimator(Settings, ABC):
 
     def _engine(self, X: np.ndarray, n: int, outputs: int, seed: int) -> Engine:
         inputs, members = X.shape[1], self._members(n)
+        columns = np.flatnonzero(self.wavy_).tolist()
+        network = PeriodicPerceptron(inputs, columns, self._waves(len(columns)), self._hidden(n), self.activation)
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(
-                inputs,
-                self._hidden(n),
+                network,
                 outputs,
                 members=members,
-                activation=self.activation,
                 memory=self._memory(members, n),
                 weight_decay=self._decays(members, n),
                 seed=seed,
-                learning_rate=self._rate(inputs),
+                learning_rate=self._rate(network.seen_inputs),
                 device=self._device(n),
             )
         backbone = self.backbone
         if backbone is None:
-            backbone = _perceptron([inputs, *self._hidden(n)], self.activation, seed)
+            backbone = network.module(torch.Generator().manual_seed(seed))
         return Modules(
             backbone,
             outputs,
             example=self._inputs(X[:2]).float(),
             memory=self.rule if isinstance(self.rule, Rule) else self._memory(1, n),
             weight_decay=self._decays(1, n)[0],
-            learning_rate=self._rate(inputs) if self.backbone is None else self._rate(1) / 10,
+            learning_rate=self._rate(network.seen_inputs) if self.backbone is None else self._rate(1) / 10,
             seed=seed,
             device=self._device(n),
         )
@@ -301,21 +324,6 @@ def _shares(errors: Tensor, count: int) -> np.ndarray:
     floor = max(best, 1e-300)
     shares = (means.clamp(min=floor) / floor) ** -SHARPNESS / members
     return (shares[levels] / shares[levels].sum()).numpy()
-
-
-def _perceptron(sizes: list[int], activation: str, seed: int) -> nn.Sequential:
-    """The member of `Networks` as a module, for rules that only `ClosedFormLinear` knows."""
-    kinds = {"gelu": nn.GELU, "silu": nn.SiLU, "relu": nn.ReLU, "tanh": nn.Tanh}
-    generator = torch.Generator().manual_seed(seed)
-    layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:]):
-        layer = nn.Linear(a, b, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            drawn = torch.randn(a * b, generator=generator, dtype=torch.float64) * a**-0.5
-            layer.weight.copy_(drawn.view(a, b).T)
-            layer.bias.zero_()
-        layers += [layer, kinds[activation]()]
-    return nn.Sequential(*layers)
 
 
 class _Bar:

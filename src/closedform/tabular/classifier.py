@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import CHUNK, Estimator
-from .loop import TrainingRows
+from . import conformal
+from .base import Estimator
 from .prepare import merged, spread
 
 
@@ -76,24 +76,16 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
             self._given_classes = False
         return self
 
-    def _calibrate(self, rows: TrainingRows) -> None:
-        """The temperature of least cross-entropy on the rows that members held out, each by its own member."""
+    def _fitted(self, *parts: Any) -> Any:
         self.temperature_ = 1.0
-        if rows.held is None:
-            return
-        outputs, labels, weights = [], [], []
-        for low in range(0, len(rows.x), CHUNK):
-            held = rows.held[:, low : low + CHUNK]
-            predicted = self.engine_.predictions(self.engine_.features(rows.x[low : low + CHUNK]))
-            truth = rows.y[low : low + CHUNK].argmax(1).expand(len(held), -1)
-            weight = torch.ones_like(truth, dtype=torch.float64)
-            if rows.weight is not None:
-                weight = rows.weight[low : low + CHUNK].double().expand(len(held), -1)
-            outputs.append(predicted[held])
-            labels.append(truth[held])
-            weights.append(weight[held])
-        mean = torch.from_numpy(self.target_mean_).to(rows.x.device)
-        self.temperature_ = _temperature(torch.cat(outputs) + mean, torch.cat(labels), torch.cat(weights))
+        return super()._fitted(*parts)
+
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
+        """The temperature of least cross-entropy, and how improbable the right class was."""
+        outputs, labels = outputs + torch.from_numpy(self.target_mean_), targets.argmax(1)
+        self.temperature_ = _temperature(outputs, labels, weights)
+        right = torch.softmax(outputs / self.temperature_, 1).gather(1, labels[:, None])
+        self.distances_ = conformal.table(1 - right.numpy(), weights.numpy())
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The outputs, `(n, classes)`; for two classes their difference, positive for the second."""
@@ -112,6 +104,18 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
         outputs = self._outputs(X) / self.temperature_
         outputs = np.exp(outputs - outputs.max(1, keepdims=True))
         return outputs / outputs.sum(1, keepdims=True)
+
+    def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
+        """Sets of classes that hold the right one for a share `1 - alpha` of new rows: a mask `(n, classes)` in the order of
+        `classes_`. The most probable class is always in; rows that are hard have several.
+
+        They come from the rows that were held out in training (split conformal prediction)."""
+        check_is_fitted(self)
+        reach = float(self._reach(alpha)[0])
+        probabilities = self.predict_proba(X)
+        chosen = 1 - probabilities <= reach
+        chosen[np.arange(len(chosen)), probabilities.argmax(1)] = True
+        return chosen
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         return np.log(self.predict_proba(X))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
 
-ARRAYS = ("shares_", "input_mean_", "input_scale_", "target_mean_", "target_scale_")
+ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "target_mean_", "target_scale_")
 ATTRIBUTES = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
 
 
@@ -20,6 +20,8 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {f"engine.{name}": tensor for name, tensor in estimator.engine_.state().items()}
     for name in ARRAYS:
         tensors[name] = torch.from_numpy(np.array(getattr(estimator, name), dtype=np.float64, ndmin=1))
+    if estimator.distances_ is not None:
+        tensors["distances"] = torch.from_numpy(np.ascontiguousarray(estimator.distances_))
     if estimator._missed is not None:
         tensors["missed"] = estimator._missed
     body: dict[str, Any] = {
@@ -57,6 +59,9 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
             setattr(estimator, name, header["attributes"][name])
     for name in ARRAYS:
         setattr(estimator, name, tensors[name].numpy())
+    estimator.wavy_ = estimator.wavy_ > 0
+    distances = tensors.get("distances")
+    estimator.distances_ = None if distances is None else distances.numpy()
     estimator._missed, estimator._rows_fitted = tensors.get("missed"), header["rows"]
     if "feature_names" in header:
         estimator.feature_names_in_ = np.array(header["feature_names"], dtype=object)
@@ -68,7 +73,7 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
 
 
 def _restore_engine(estimator: Any, state: dict[str, Tensor]) -> None:
-    example = np.zeros((2, len(estimator.input_mean_))) + estimator.input_mean_
+    example = np.zeros((2, len(estimator.input_centre_))) + estimator.input_centre_
     engine = estimator._engine(example, estimator._rows_fitted, len(estimator.target_mean_), 0)
     for name, tensor in engine.state().items():
         if name in state and state[name].dtype != tensor.dtype:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..estimator_files import check_tensor
 from ..solver.rules import Kalman
+from ..stack.periodic import MIXED
 
 MOST_ROWS = 2**40  # of a fit; more would take years to read
 CLASS_KINDS = "biufUO"  # of numpy's types: booleans, numbers and texts
@@ -22,7 +23,7 @@ def everything(estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor
     rows = header["rows"]
     if type(rows) is not int or not 0 < rows <= MOST_ROWS:
         raise ValueError(f"rows must be a whole number from 1 to 2**40, got {rows!r:.80}")
-    inputs, outputs = (len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_mean_", "target_mean_"))
+    inputs, outputs = (len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_centre_", "target_mean_"))
     members = estimator._members(rows)
     _arrays(tensors, inputs, outputs, members)
     _attributes(header["attributes"], inputs)
@@ -42,8 +43,9 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
     if estimator.backbone is not None:
         return  # the reader's own module; its state is compared with the file's
     sizes = [inputs, *estimator._hidden(rows)]
-    width = sizes[-1] + 1
+    width, columns = sizes[-1] + inputs + 1, int(tensors["wavy_"].sum())
     needed = sum((a + 1) * b for a, b in pairwise(sizes)) + width * outputs
+    needed += columns * (estimator._waves(columns) * (2 + MIXED) + MIXED * sizes[1])
     if estimator.rule == "kalman" or isinstance(estimator.rule, Kalman):
         needed += width * width
     if members * needed > stored:
@@ -51,11 +53,13 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
 
 
 def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int) -> None:
-    lengths = {"input_mean_": inputs, "input_scale_": inputs, "target_mean_": outputs, "target_scale_": outputs}
+    lengths = {"input_centre_": inputs, "input_scale_": inputs, "wavy_": inputs, "target_mean_": outputs, "target_scale_": outputs}
     for name, length in (lengths | {"shares_": members}).items():
         check_tensor(tensors, name, (length,), torch.float64)
     if min(inputs, outputs) < 1 or min(float(tensors[name].min()) for name in ("input_scale_", "target_scale_")) <= 0:
         raise ValueError("a scale is not positive, or there are no inputs or targets")
+    if not bool(((tensors["wavy_"] == 0) | (tensors["wavy_"] == 1)).all()):
+        raise ValueError("wavy_ must be 0 or 1 for every input")
     if float(tensors["shares_"].min()) < 0:
         raise ValueError("a share is negative")
     missed = tensors.get("missed")
@@ -63,14 +67,21 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
         missed.shape != (members,) or missed.dtype != torch.float64 or bool(missed.isnan().any())
     ):
         raise ValueError(f"missed must be {members} numbers of float64")
+    distances = tensors.get("distances")
+    if distances is not None:
+        kinds = distances.shape[1:] in ((outputs, 2), (1, 2)) and distances.dtype == torch.float64
+        if not kinds or not len(distances) or not bool((distances.isfinite() & (distances >= 0)).all()):
+            raise ValueError(f"distances must be finite and positive, of shape (rows, {outputs}, 2)")
+        if bool((distances.diff(dim=0) < 0).any()):
+            raise ValueError("distances must be in their order")
     for name in tensors:
-        if not name.startswith("engine.") and name not in (*lengths, "shares_", "missed"):
+        if not name.startswith("engine.") and name not in (*lengths, "shares_", "missed", "distances"):
             raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
 
 
 def _attributes(attributes: dict[str, Any], inputs: int) -> None:
     if attributes["n_features_in_"] != inputs:
-        raise ValueError(f"n_features_in_ is {attributes['n_features_in_']!r}, but there are {inputs} means of inputs")
+        raise ValueError(f"n_features_in_ is {attributes['n_features_in_']!r}, but there are {inputs} inputs")
     if type(attributes["n_iter_"]) is not int:
         raise ValueError(f"n_iter_ must be an integer, got {attributes['n_iter_']!r}")
     for name in ("loss_curve_", "validation_curve_"):

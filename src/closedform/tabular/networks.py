@@ -17,8 +17,9 @@ from torch import Tensor
 from ..solver import lambdas
 from ..solver.rules import Kalman, Proximal, Rule, side_by_side
 from ..stack.heads import Heads
-from ..stack.networks import Parameters, Perceptron
+from ..stack.networks import Parameters
 from ..stack.optimizers import Adam
+from ..stack.periodic import PeriodicPerceptron
 
 BETAS = (0.9, 0.95)
 
@@ -47,16 +48,17 @@ class Memory:
 
 
 class Networks:
-    """`members` perceptrons `inputs -> hidden -> outputs`; the head of each is `(outputs, features + 1)`, the bias last."""
+    """`members` perceptrons with `outputs` outputs; the head of each is `(outputs, features + 1)`, the bias last.
+
+    network: what one member is; see `stack.periodic`. The features are those of the last hidden layer and the inputs.
+    """
 
     def __init__(
         self,
-        inputs: int,
-        hidden: Sequence[int],
+        network: PeriodicPerceptron,
         outputs: int,
         *,
         members: int,
-        activation: str,
         memory: Memory,
         weight_decay: Sequence[float],
         seed: int,
@@ -64,13 +66,10 @@ class Networks:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        sizes = [inputs, *hidden]
         self.config = {
-            "inputs": inputs,
-            "hidden": list(hidden),
+            "network": network,
             "outputs": outputs,
             "members": members,
-            "activation": activation,
             "memory": memory,
             "weight_decay": list(weight_decay),
             "seed": seed,
@@ -79,18 +78,11 @@ class Networks:
             "dtype": dtype,
         }
         self.members, self.outputs, self.memory = members, outputs, memory
-        self.width, self.device, self.dtype, self.base = sizes[-1], device, dtype, learning_rate
-        self.network = Perceptron(inputs, self.width, activation, padded=False)
+        self.network = network
+        self.width, self.device, self.dtype, self.base = network.width, device, dtype, learning_rate
         generator = torch.Generator().manual_seed(seed)
-        drawn: list[
-            list[Tensor]
-        ] = []  # one member after the other, so that a member does not depend on how many follow
-        for _ in range(members):
-            weights = [
-                torch.randn(a * b, generator=generator, dtype=torch.float64).view(a, b).T * a**-0.5
-                for a, b in zip(sizes, sizes[1:])
-            ]
-            drawn.append([part for W in weights for part in (W, torch.zeros(len(W)))])
+        # one member after the other, so that a member does not depend on how many follow
+        drawn = [network.drawn(generator) for _ in range(members)]
         self.params = Parameters([torch.stack(column).to(dtype) for column in zip(*drawn)], device)
         W = torch.zeros(members, outputs, self.width + 1, device=device, dtype=dtype)
         self._rate = torch.ones(members, dtype=torch.float64, device=device)

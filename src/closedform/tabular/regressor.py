@@ -10,14 +10,17 @@ import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
+from . import conformal
 from .base import Estimator
 
 
 class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     """Regression by small neural networks whose last layer is solved in closed form at every step.
 
-    Inputs and targets are standardised inside. By default several networks are trained side by side at up to four levels,
+    Inputs are centred, scaled and drawn in at the ends, targets standardised, inside. The last layer sees the features of the
+    networks and the inputs themselves, so ridge regression is among its solutions. By default several networks are trained side by side at up to four levels,
     from tables with little noise (no weight decay, a short memory of the last layer) to tables with much of it. Errors on
     rows that they hold out, which cost nothing (see `closedform.tabular.networks`), choose the epoch that is kept of
     each and how much each level counts.
@@ -36,6 +39,9 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         0.001 for a backbone.
     batch_size : "auto" is 32 up to some thousand rows and grows to 256.
     max_iter : epochs; "auto" is 55 up to 1000 rows, and fewer for more of them.
+    waves : how many cosines of each number the first layer sees beside the number; "auto" is 16, fewer for more than 40
+        columns and none for more than 256; 0 is none.
+    effort : how much longer than by default to train; 2 doubles the epochs that `max_iter="auto"` stands for.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
     validation_fraction : the share of the rows that members hold out: one for all levels, another for their second members.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls
@@ -88,6 +94,10 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         if self._one_dimensional:
             self.coef_, self.intercept_ = self.coef_[0], float(np.atleast_1d(self.intercept_)[0])
 
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
+        distances = (targets - outputs).abs().numpy() * self.target_scale_
+        self.distances_ = conformal.table(distances, weights.numpy())
+
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> ClosedFormRegressor:
         """Take in more rows: one pass over them, at a constant rate. The first call fixes the standardisation."""
         self._partial_fit(X, y, sample_weight, first=not hasattr(self, "engine_"))
@@ -106,3 +116,14 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         shares = torch.from_numpy(self.shares_)
         parts = [self.engine_.variance(phi, shares).cpu().numpy() for phi in self._pieces(X)]
         return outputs.reshape(shape), (np.sqrt(np.concatenate(parts)) * self.target_scale_).reshape(shape)
+
+    def predict_interval(self, X: Any, alpha: float = 0.1) -> np.ndarray:
+        """Intervals that hold a share `1 - alpha` of new targets: lower and upper ends, `(n, 2)`, or `(n, outputs, 2)` where
+        there are several outputs, each with an interval of its own.
+
+        They come from the rows that were held out in training (split conformal prediction) and cost what `predict` costs."""
+        check_is_fitted(self)
+        reach = self._reach(alpha)
+        outputs = self._outputs(X)
+        ends = np.stack([outputs - reach, outputs + reach], 2)
+        return ends[:, 0] if self._one_dimensional else ends

@@ -15,6 +15,7 @@ from ..parameters import are_sizes, check_auto, is_count, is_positive
 from ..solver import lambdas
 from ..solver.rules import Rule
 from ..stack.networks import check_activation
+from . import scaling
 from .loop import Plan
 from .networks import Memory
 
@@ -46,6 +47,8 @@ class Settings(BaseEstimator):
         learning_rate: float | str = "auto",
         batch_size: int | str = "auto",
         max_iter: int | str = "auto",
+        waves: int | str = "auto",
+        effort: float = 1.0,
         early_stopping: bool = True,
         validation_fraction: float = 0.12,
         n_iter_no_change: int | None = None,
@@ -64,6 +67,8 @@ class Settings(BaseEstimator):
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.max_iter = max_iter
+        self.waves = waves
+        self.effort = effort
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -84,6 +89,9 @@ class Settings(BaseEstimator):
         check_auto("learning_rate", self.learning_rate, is_positive, "a positive number")
         check_auto("batch_size", self.batch_size, is_count, "a positive integer")
         check_auto("max_iter", self.max_iter, is_count, "a positive integer")
+        check_auto("waves", self.waves, lambda v: v == 0 or is_count(v), "a whole number from 0 on")
+        if not is_positive(self.effort):
+            raise ValueError(f"effort must be a positive number, got {self.effort!r}")
         if not is_positive(self.validation_fraction) or not self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
         for name in ("early_stopping", "warm_start", "verbose"):
@@ -130,7 +138,10 @@ class Settings(BaseEstimator):
         return min(256, max(32, 2 ** round(math.log2(max(n, 1) / 60))))
 
     def _plan(self, n: int, seed: int) -> Plan:
-        epochs = int(self.max_iter) if self.max_iter != "auto" else max(10, min(55, round(55 * (1000 / n) ** 0.3)))
+        if self.max_iter != "auto":
+            epochs = int(self.max_iter)
+        else:
+            epochs = max(1, round(self.effort * max(10, min(55, round(55 * (1000 / n) ** 0.3)))))
         return Plan(self._batch_size(n), epochs, seed, self.n_iter_no_change if self.early_stopping else None)
 
     def _rate(self, inputs: int) -> float:
@@ -138,6 +149,10 @@ class Settings(BaseEstimator):
         if self.learning_rate != "auto":
             return float(self.learning_rate)
         return RATE * min(1.0, math.sqrt(RATE_INPUTS / inputs))
+
+    def _waves(self, columns: int) -> int:
+        """Cosines of each column that has some."""
+        return scaling.waves(columns) if self.waves == "auto" else int(self.waves)
 
     def _memory(self, members: int, n: int) -> Memory:
         lam = None if self.lam == "auto" else float(self.lam)

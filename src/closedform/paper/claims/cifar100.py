@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..experiments import cifar100, cifar100_report
+from ..experiments import cifar100_report
 from ..sweeps import results
 from . import thresholds
 from .verdicts import Check
@@ -27,7 +27,7 @@ class Accuracies:
 
     def __init__(self, table: pd.DataFrame):
         self.table = table
-        self.optimizers = [o for o in cifar100_report.OPTIMIZERS if o in set(table["optimizer"])]
+        self.optimizers = list(dict.fromkeys(table["optimizer"]))
 
     def best(self, by: list[str], study: str = "methods", metric: str = "test", **where: Any) -> dict[Any, float]:
         rows = self.table.loc[self.table["study"] == study]
@@ -35,7 +35,7 @@ class Accuracies:
             rows = rows.loc[rows[column] == value]
         if rows.empty:
             return {}
-        columns = ["optimizer", "batch_size", "method", *cifar100.DESIGN, *cifar100_report.SETTINGS]
+        columns = ["optimizer", "batch_size", "method", "init", "bias", "algorithm", *cifar100_report.SETTINGS]
         runs = results.finished(rows, columns, select="validation", metric=metric)
         chosen = results.best(runs, by, [c for c in cifar100_report.SETTINGS if c not in by], lower=False)
         return dict(zip(zip(*(chosen[column] for column in by)), chosen["final"]))

@@ -68,18 +68,23 @@ class ImageSplit:
 
 
 def load(
-    seed: int = 0, limit: int | None = None, *, source: Literal["cifar100", "synthetic"] = "cifar100"
+    seed: int = 0,
+    limit: int | None = None,
+    *,
+    source: Literal["cifar100", "synthetic"] = "cifar100",
+    read: Callable[[], tuple[Images, Images]] | None = None,
 ) -> ImageSplit:
     """The training images split 80/20 at random into training and validation (the paper's split), and the test images.
 
     `limit` keeps only this many of the training images, the first of the seed's permutation. `source="synthetic"` takes
-    generated images instead, `limit` of them or 2,000, and half as many for the test; they do not depend on the seed.
+    generated images instead, `limit` of them or 2,000, and half as many for the test; they do not depend on the seed. `read`
+    takes the place of `images`, for a caller who has them already.
     """
     if source == "synthetic":
         n = SYNTHETIC if limit is None else limit
         pool, test, classes = synthetic(n), synthetic(n // 2, seed=1), SYNTHETIC_CLASSES
     elif source == "cifar100":
-        (pool, test), classes = images(), CLASSES
+        (pool, test), classes = (read or images)(), CLASSES
     else:
         raise ValueError(f"source is {source!r}; expected 'cifar100' or 'synthetic'")
     n = len(pool.y) if limit is None else limit

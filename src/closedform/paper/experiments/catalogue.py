@@ -26,7 +26,7 @@ PAPER = (
     PaperItem(
         "Figure, appendix: CIFAR-100, hyperparameters",
         "accuracy against lambda, beta, learning rate",
-        "closedform paper cifar100 --ablations",
+        "closedform paper cifar100",
     ),
     PaperItem("Table, appendix: maximum probabilities", "confidence by method", "closedform paper cifar100"),
     PaperItem("Figure, appendix: ImageNet results", "accuracy by method and batch size", None),
@@ -34,14 +34,14 @@ PAPER = (
     PaperItem(
         "Figure, appendix: CIFAR-100, initialization",
         "four initial last layers",
-        "closedform paper cifar100 --ablations",
+        "closedform paper cifar100",
     ),
-    PaperItem("Figure, appendix: CIFAR-100, bias", "with and without a bias", "closedform paper cifar100 --ablations"),
+    PaperItem("Figure, appendix: CIFAR-100, bias", "with and without a bias", "closedform paper cifar100"),
     PaperItem("Figure, appendix: QM9, algorithms", "Algorithm 1 against Algorithm 2", "closedform paper qm9"),
     PaperItem(
         "Figure, appendix: CIFAR-100, algorithms",
         "Algorithm 1 against Algorithm 2",
-        "closedform paper cifar100 --ablations",
+        "closedform paper cifar100",
     ),
     PaperItem("Tables, appendix: wall-clock time", "ResNet-18 and ResNet-50 steps", "closedform paper timing"),
 )

@@ -1,4 +1,4 @@
-"""The model of one configuration of the CIFAR-100 experiment: backbone, head, loss, rule and optimizer."""
+"""The model of one configuration of the CIFAR-100 experiment: backbone, head, loss, rule, optimizers and rates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...head import ClosedFormLinear
+from ...solver.auto import Auto
 from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
 from ..models.resnet import resnet18, resnet50
+from . import optimizers
 from .classifier import Classifier, DeviceImages
 
 K, M = 5.0, 2.0  # of the generalised squared loss
@@ -34,10 +36,19 @@ NETS: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
 }
 
 
-def loss_of(method: str) -> Loss:
-    if "cross-entropy" in method:
-        return CrossEntropy()
-    return GeneralizedSquared(K, M) if method == "generalized" else OneHotSquared()
+WEIGHT_DECAY = {"sgd": 5e-4, "adamw": 0.05, "muon": 0.05}  # part of the gradient under SGD, decoupled under the others
+LEARNED = ("cross-entropy", "l2")
+FIXED = "etf"
+
+
+def loss_of(method: str, smoothing: float = 0.0) -> Loss:
+    if "cross-entropy" in method or method == FIXED:
+        return CrossEntropy(label_smoothing=smoothing)
+    if method != "generalized":
+        return OneHotSquared(label_smoothing=smoothing)
+    if smoothing:
+        raise ValueError(f"the generalised squared loss takes whole labels, got label smoothing {smoothing}")
+    return GeneralizedSquared(K, M)
 
 
 def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
@@ -47,43 +58,68 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
         return Ridge(config["beta"])
     if method == "proximal":
         return Proximal(config["lam"])
+    if method.startswith("auto"):
+        return Auto()
     if method.startswith("kalman"):
         return Kalman(follow_lr(optimizer, forget=config["forget"]))
     return Proximal(relative(follow_lr(optimizer, config["ratio"])))
+
+
+def simplex(classes: int, features: int, seed: int) -> Tensor:
+    """A random simplex equiangular tight frame, `(classes, features)`: rows of length one, every two of them at the same
+    angle, the largest that there is."""
+    if features < classes:
+        raise ValueError(f"{classes} rows at equal angles need as many features, got {features}")
+    g = torch.Generator().manual_seed(seed)
+    axes = torch.linalg.qr(torch.randn(features, classes, generator=g, dtype=torch.float64)).Q.T
+    return ((classes / (classes - 1)) ** 0.5 * (axes - axes.mean(0))).float()
+
+
+def warm_cosine(lr: float, warm_up: float) -> Callable[[int, int], float]:
+    """A rate that rises along a line over the share `warm_up` of the steps, then falls along half a cosine."""
+
+    def rate(t: int, total: int) -> float:
+        rise = warm_up * total
+        if t < rise:
+            return lr * (t + 1) / (rise + 1)
+        return lr * 0.5 * (1 + math.cos(math.pi * (t - rise) / max(total - rise, 1)))
+
+    return rate
 
 
 def classifier(config: dict[str, Any], data: DeviceImages) -> Classifier:
     """The model of a configuration, as its seed draws it."""
     torch.manual_seed(config["seed"])
     make, features = NETS[config["net"]]
-    classes, device = data.split.classes, data.device
+    classes, device, method = data.split.classes, data.device, config["method"]
     backbone = make().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    learned = config["method"] in ("cross-entropy", "l2")
     plain = ClosedFormLinear(features, classes, config["bias"], init=config["init"])
-    head: nn.Linear = plain.to_linear().to(device) if learned else plain.to(device)
-    parameters = [*backbone.parameters(), *(head.parameters() if learned else ())]
-    gpu = device.type == "cuda"
-    lr = torch.tensor(config["lr"], device=device) if gpu else config["lr"]  # a tensor is what a captured step reads
-    if config["optimizer"] == "sgd":
-        optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True, fused=gpu)
-    else:
-        optimizer = torch.optim.Adam(parameters, lr=lr, fused=gpu, capturable=gpu)
-    loss = loss_of(config["method"])
-    if isinstance(head, ClosedFormLinear):
-        weights = torch.cat([head.weight, *([head.bias[:, None]] if config["bias"] else [])], 1)
-        head = ClosedFormLinear(
-            features, classes, config["bias"], rule=rule_of(config, optimizer), loss=loss, device=device
-        )
-        head.set_weights_(weights)
+    weights = torch.cat([plain.weight, *([plain.bias[:, None]] if config["bias"] else [])], 1)
+    head: nn.Linear = plain.to_linear().to(device)
+    if method == FIXED:
+        with torch.no_grad():
+            head.weight.copy_(simplex(classes, features, config["seed"]))
+        head.requires_grad_(False)
+    lr = torch.tensor(config["lr"], device=device)  # the base rate, which a memory that follows the rate starts from
+    decay = config["weight_decay"]
+    learned = head.parameters() if method in LEARNED else ()
+    chosen = optimizers.make(config["optimizer"], backbone, learned, lr, decay, decay)
+    loss = loss_of(method, config["smoothing"])
+    if method not in (*LEARNED, FIXED):
+        rule = rule_of(config, chosen[-1])  # Muon's rate is one; the optimizer beside it has the rate
+        solved = ClosedFormLinear(features, classes, config["bias"], rule=rule, loss=loss, device=device)
+        solved.set_weights_(weights.to(device))
+        head = solved
     return Classifier(
         backbone,
         head,
         loss,
-        optimizer,
+        chosen,
         data,
+        lr=lr,
         batch_size=config["batch_size"],
         epochs=config["epochs"],
-        rate=lambda done: config["lr"] * 0.5 * (1 + math.cos(math.pi * done)),
+        rate=warm_cosine(config["lr"], config["warm_up"]),
         seed=config["seed"],
         algorithm=config["algorithm"],
         precision=config["precision"],

@@ -15,18 +15,20 @@ from ..sweeps import results
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adamw", "muon")
 CONFIDENCE = {32: (0.99, 0.63), 128: (0.99, 0.62), 1024: (0.99, 0.73), 4096: (0.99, 0.76)}  # the paper's table
 
 METHODS = (
     Method("cross-entropy", "cross-entropy", "#6b7280"),
     Method("l2", "l2", "#9ca3af"),
+    Method("etf", "cross-entropy, fixed layer", "#78716c"),
     Method("ridge", "ridge", "#c2410c"),
     Method("proximal", "proximal", "#1d4ed8"),
     Method("generalized", "generalised squared", "#7c3aed", ours=True),
     Method("closed-form cross-entropy", "closed-form cross-entropy", "#ca8a04", ours=True),
     Method("kalman", "Kalman", "#059669", ours=True),
     Method("kalman cross-entropy", "Kalman cross-entropy", "#db2777", ours=True),
+    Method("auto cross-entropy", "default rule, cross-entropy", "#0891b2", ours=True),
 )
 SETTINGS = ("lr", "lam", "beta", "ratio", "forget")
 
@@ -75,36 +77,36 @@ def sections(folder: Path) -> list[str]:
 
 def experiment(table: pd.DataFrame) -> Experiment:
     """What the report has to know of a table."""
-    first, shown = table.iloc[0], {"study": ["methods"], "optimizer": list(OPTIMIZERS)}
+    optimizers = [name for name in OPTIMIZERS if name in set(table["optimizer"])]
+    first, studies = table.iloc[0], set(table["study"])
+    shown: dict[str, list] = {"study": ["methods"], "optimizer": optimizers}
+    short: dict[str, list] = {"study": ["settings"], "optimizer": optimizers}
     count = cifar.TRAINING if first["limit"] is None or first["limit"] != first["limit"] else int(first["limit"])
-    accuracy = (
-        "Final test accuracy of the {} rule against {} (in sum units), at the best learning rate tried with each."
-    )
-    figures: list[Curves | Sensitivity] = [
-        Curves("Learning curves", "Test accuracy at the best setting of each method.", shown),
-        Sensitivity(
-            "How much lambda matters", accuracy.format("proximal", "λ"), "lam", shown | {"method": ["proximal"]}
-        ),
-        Sensitivity("How much beta matters", accuracy.format("ridge", "β"), "beta", shown | {"method": ["ridge"]}),
-    ]
-    for optimizer in sorted(set(table["optimizer"]), reverse=True):
-        title, caption = f"Learning rates, {optimizer}", "Final test accuracy at each learning rate, best of λ and β."
-        figures.append(Sensitivity(title, caption, "lr", shown | {"optimizer": [optimizer]}, "method", "batch_size"))
+    epochs = {stage: int(rows["epochs"].max()) for stage, rows in table.groupby("stage")}
+    figures: list[Curves | Sensitivity] = []
+    if "methods" in studies:
+        figures.append(Curves("Learning curves", "Test accuracy at the chosen setting of each method.", shown))
+    if "settings" in studies:
+        figures += _short_runs(table, short, epochs["search"])
     ablations = {
-        "initialisation": ("init", "Initialisation of the last layer", "The proximal rule from four initial layers."),
+        "initialisation": ("init", "Initialisation of the last layer", "From four initial layers."),
         "algorithms": ("algorithm", "Algorithm 1 and Algorithm 2", "Solve, then step (1); step, then solve (2)."),
-        "bias": ("bias", "With and without a bias", "The proximal rule with a bias solved, and without one."),
+        "bias": ("bias", "With and without a bias", "With a bias solved, and without one."),
+        "smoothing": ("smoothing", "Label smoothing", "With labels as they are, and smoothed."),
     }
     for study, (column, title, caption) in ablations.items():
-        if study in set(table["study"]):
-            where: dict[str, list] = {"study": [study], "optimizer": list(OPTIMIZERS)}
-            figures.append(Curves(title, caption, where | ({"init": list(INITS)} if column == "init" else {}), column))
+        for method in METHODS if study in studies else ():
+            if method.key in set(table.loc[table["study"] == study, "method"]):
+                where: dict[str, list] = {"study": [study], "optimizer": optimizers, "method": [method.key]}
+                where |= {"init": list(INITS)} if column == "init" else {}
+                figures.append(Curves(f"{title}: {method.label}", caption, where, column))
     keys, generated = set(table["method"]), "" if first["source"] == "cifar100" else " generated"
     text = (
         f"{count:,}{generated} images, 80/20 training and validation, cropped and mirrored at random; {first['net']}; "
-        f"{int(table['epochs'].max())} epochs; SGD with Nesterov momentum 0.9 from a last layer of zeros, Adam from a LeCun "
-        "one; learning rates fall along a cosine and refer to the mean over samples of the loss summed over classes; "
-        f"{first['precision']}."
+        f"settings chosen in {epochs.get('search', 0)} epochs with one seed, then {epochs.get('final', 0)} epochs; SGD with "
+        "Nesterov momentum 0.9, AdamW and Muon, with weight decay on the backbone and on a learned layer; the last layer "
+        "starts from zeros; the rate rises over a tenth of the steps, falls along a cosine, and refers to the mean over "
+        f"samples of the loss summed over classes; {first['precision']}. {_what_has_run(table)}"
     )
     return Experiment(
         name="cifar100",
@@ -117,8 +119,33 @@ def experiment(table: pd.DataFrame) -> Experiment:
         by=("optimizer", "batch_size"),
         settings=SETTINGS,
         figures=tuple(figures),
-        where=shown,
+        where=shown if "methods" in studies else short,
         lower=False,
         log=False,
         environment=environment(table),
     )
+
+
+def _what_has_run(table: pd.DataFrame) -> str:
+    """How far the experiment is, in a sentence."""
+    chosen = table[table["study"] == "methods"]
+    seeds = chosen.groupby(["optimizer", "batch_size", "method"])["seed"].nunique()
+    counts = [f"{(seeds == count).sum()} with {count}" for count in sorted(set(seeds), reverse=True)]
+    return f"The chosen settings of {len(seeds)} combinations of method, optimizer and batch size have run" + (
+        f", {', '.join(counts)} seeds." if counts else "."
+    )
+
+
+def _short_runs(table: pd.DataFrame, short: dict[str, list], epochs: int) -> list[Curves | Sensitivity]:
+    """Accuracy against each setting, in the runs that choose it."""
+    caption = f"Final test accuracy against {{}}, at the best learning rate tried with each; {epochs} epochs."
+    figures: list[Curves | Sensitivity] = []
+    for column, sign, method in (("lam", "λ (in sum units)", "proximal"), ("beta", "β (in sum units)", "ridge")):
+        if table.loc[(table["study"] == "settings") & (table["method"] == method), column].notna().any():
+            title = f"How much {'lambda' if column == 'lam' else 'beta'} matters"
+            figures.append(Sensitivity(title, caption.format(sign), column, short | {"method": [method]}))
+    for optimizer in short["optimizer"]:
+        if ((table["study"] == "settings") & (table["optimizer"] == optimizer)).any():
+            where, told = short | {"optimizer": [optimizer]}, f"Final test accuracy at each rate; {epochs} epochs."
+            figures.append(Sensitivity(f"Learning rates, {optimizer}", told, "lr", where, "method", "batch_size"))
+    return figures

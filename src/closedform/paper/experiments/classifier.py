@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ... import probabilities
 from ...head import ClosedFormLinear
-from ...solver.losses import CrossEntropy, Loss
+from ...solver.losses import Loss
 from ...stack import loop
 from ..data import cifar
+from . import confidence
 
 EVALUATED = 2048  # images at a time
 
@@ -54,7 +55,8 @@ class Classifier:
     """A backbone with a head, learned (`nn.Linear`) or solved, and everything that one step of it needs.
 
     loss: what backbone and head minimise, as the mean over the samples of the loss summed over the classes.
-    rate: the learning rate at a share of training done, 0 to 1.
+    optimizers: those of all parameters that are learned; they read their rate from the tensor `lr`.
+    rate: the learning rate at a step of so many.
     precision: "bf16" runs the backbone under autocast; features, head and loss are float32 either way.
     """
 
@@ -63,18 +65,19 @@ class Classifier:
         backbone: nn.Module,
         head: nn.Linear,
         loss: Loss,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         data: DeviceImages,
         *,
+        lr: Tensor,
         batch_size: int,
         epochs: int,
-        rate: Callable[[float], float],
+        rate: Callable[[int, int], float],
         seed: int = 0,
         algorithm: int = 1,
         precision: str = "fp32",
     ):
-        self.backbone, self.head, self.loss, self.optimizer, self.data = backbone, head, loss, optimizer, data
-        self.rate, self.seed, self.algorithm, self.precision = rate, seed, algorithm, precision
+        self.backbone, self.head, self.loss, self.optimizers, self.data = backbone, head, loss, optimizers, data
+        self.lr, self.rate, self.seed, self.algorithm, self.precision = lr, rate, seed, algorithm, precision
         self.x, self.y = data.parts["train"]
         self.per_epoch = len(self.x) // batch_size
         if self.per_epoch == 0:
@@ -100,9 +103,11 @@ class Classifier:
         if self.algorithm == 1:
             self._solve(phi, y)
         value = self._objective(self.head(phi), y)
-        self.optimizer.zero_grad()
+        self.backbone.zero_grad()
+        self.head.zero_grad()
         value.backward()
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         if self.algorithm == 2:
             with torch.no_grad():
                 phi = self._features(x)
@@ -147,18 +152,11 @@ class Classifier:
             self._draw(epoch)
         size = len(self.index)
         self.index.copy_(self._order["order"][k * size : (k + 1) * size])
-        self._set_rate(self.rate(self.t / self.total))
+        self.lr.fill_(self.rate(self.t, self.total))
         if self._replay is None:
             self._replay = self._captured() if self.device.type == "cuda" else self._step
         self._replay()
         self.t += 1
-
-    def _set_rate(self, value: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)
-            else:
-                group["lr"] = value
 
     def _captured(self) -> Callable[[], Any]:
         """The step as a CUDA graph. The steps that warm it up are undone: tensors are set back in place, for the graph knows
@@ -185,7 +183,7 @@ class Classifier:
         modules = [
             tensor for module in (self.backbone, self.head) for tensor in module.state_dict(keep_vars=True).values()
         ]
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        states = [v for optimizer in self.optimizers for state in optimizer.state.values() for v in state.values()]
         return [*modules, self.loss_sum, *(value for value in states if isinstance(value, Tensor))]
 
     # ---- Measuring -------------------------------------------------------------------------------
@@ -203,24 +201,33 @@ class Classifier:
         return torch.cat(pieces), y
 
     def measure(self) -> dict[str, Tensor]:
-        """Accuracies, each `(1, 1)`; `confidence`, the mean over the test images of the largest probability (softmax for
-        cross-entropy, the paper's shifted outputs for the squared losses); and what a temperature fitted on the validation
-        images makes of it: `calibrated`, the same mean, and `nll`, the cross-entropy. A model that has diverged has accuracy
-        -inf."""
-        (f, y), (g, labels) = self.outputs("validation"), self.outputs("test")
-        if not bool(torch.isfinite(f).all() & torch.isfinite(g).all() & torch.isfinite(self.loss_sum)):
-            unknown = {"confidence": math.nan, "calibrated": math.nan, "nll": math.nan}
-            return _as_errors({"validation": -math.inf, "test": -math.inf, **unknown})
-        p = torch.softmax(g, 1) if isinstance(self.loss, CrossEntropy) else probabilities.shifted(g)
-        temperature = probabilities.fit_temperature(f, y)
-        calibrated = probabilities.tempered(g.double(), temperature)
+        """Accuracies, each `(1, 1)`; a model that has diverged has -inf."""
+        accuracies = {}
+        for part in ("validation", "test"):
+            f, y = self.outputs(part)
+            sound = bool(torch.isfinite(f).all() & torch.isfinite(self.loss_sum))
+            accuracies[part] = float((f.argmax(1) == y).double().mean()) if sound else -math.inf
+        return _as_errors(accuracies)
+
+    def measure_probabilities(self) -> dict[str, Tensor]:
+        """The readings of `confidence` on every part, such as `test_mean`; and what a temperature fitted on the validation
+        images makes of the outputs on the test images: `calibrated`, the mean largest probability, and `nll`, the
+        cross-entropy. All NaN for a model that has diverged."""
+        outputs = {part: self.outputs(part) for part in confidence.PARTS}
+        if not all(bool(torch.isfinite(f).all()) for f, _ in outputs.values()):
+            names = [f"{part}_{reading}" for part in outputs for reading in confidence.READINGS]
+            return _as_errors(dict.fromkeys([*names, "calibrated", "nll"], math.nan))
         measured = {
-            "validation": float((f.argmax(1) == y).double().mean()),
-            "test": float((g.argmax(1) == labels).double().mean()),
-            "confidence": float(p.amax(1).double().mean()),
-            "calibrated": float(calibrated.amax(1).mean()),
-            "nll": float(-calibrated.gather(1, labels[:, None]).clamp(min=1e-300).log().mean()),
+            f"{part}_{reading}": value
+            for part, (f, y) in outputs.items()
+            for reading, value in confidence.readings(
+                confidence.class_probabilities(f, self.loss), y, len(self.index)
+            ).items()
         }
+        (f, y), (g, labels) = outputs["validation"], outputs["test"]
+        calibrated = probabilities.tempered(g.double(), probabilities.fit_temperature(f, y))
+        measured["calibrated"] = float(calibrated.amax(1).mean())
+        measured["nll"] = float(-calibrated.gather(1, labels[:, None]).clamp(min=1e-300).log().mean())
         return _as_errors(measured)
 
     # ---- To the end ------------------------------------------------------------------------------
@@ -228,17 +235,20 @@ class Classifier:
     def train(
         self,
         *,
+        marks: int = 10,
+        probabilities: bool = True,
         checkpoint: Path | None = None,
         name: str = "",
         deadline: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[dict[str, float]]:
-        """Train to the end with the loop of the stacks; one row a mark. A model that has diverged is given up, and its last
-        row stands for the marks that it did not reach.
+        """Train to the end with the loop of the stacks; one row for each of `marks` equal shares of the training, the last
+        with the probabilities, if they are wanted. A model that has diverged is given up, and its last row stands for the
+        marks that it did not reach.
 
         checkpoint: the file that holds the state in between. `deadline`, in terms of `time.perf_counter`, stops like Ctrl-C.
         """
-        at = loop.marks(self.total, min(50, self.total // self.per_epoch))
+        at = sorted({max(1, round(self.total * k / marks)) for k in range(1, marks + 1)})
 
         def over() -> bool:
             return deadline is not None and time.perf_counter() > deadline and self.t < self.total
@@ -250,7 +260,15 @@ class Classifier:
                 signal.raise_signal(signal.SIGINT)  # which the loop answers by a checkpoint
 
         try:
-            history = loop.train(self, Classifier.measure, at=at, checkpoint=checkpoint, name=name, progress=step)
+            history = loop.train(
+                self,
+                Classifier.measure,
+                at=at,
+                at_end=Classifier.measure_probabilities if probabilities else None,
+                checkpoint=checkpoint,
+                name=name,
+                progress=step,
+            )
         except KeyboardInterrupt:
             if over():
                 raise OutOfTime from None
@@ -281,26 +299,27 @@ class Classifier:
         state = {"t": torch.tensor(self.t), "loss_sum": self.loss_sum}
         for part in ("backbone", "head"):
             state |= {f"{part}.{name}": tensor for name, tensor in getattr(self, part).state_dict().items()}
-        for index, values in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
+        for k, optimizer in enumerate(self.optimizers):
+            for index, values in optimizer.state_dict()["state"].items():
+                state |= {f"optimizer{k}.{index}.{name}": tensor for name, tensor in values.items()}
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "head": {}, "optimizer": {}}
+        parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "head": {}}
         for name, tensor in state.items():
             part, _, rest = name.partition(".")
-            if part in parts:
-                parts[part][rest] = tensor
-        memory: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, _, kind = name.partition(".")
-            memory.setdefault(int(index), {})[kind] = tensor
+            parts.setdefault(part, {})[rest] = tensor
         self.backbone.load_state_dict(parts["backbone"])
         self.head.load_state_dict(parts["head"])
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": memory})
-        for group, lr in zip(self.optimizer.param_groups, rates):
-            group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
+        for k, optimizer in enumerate(self.optimizers):
+            memory: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in parts.get(f"optimizer{k}", {}).items():
+                index, _, kind = name.partition(".")
+                memory.setdefault(int(index), {})[kind] = tensor
+            rates = [group["lr"] for group in optimizer.param_groups]
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": memory})
+            for group, lr in zip(optimizer.param_groups, rates):
+                group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
         self.loss_sum.copy_(state["loss_sum"])
         self.t = int(state["t"])
 
