@@ -35,7 +35,9 @@ def test_a_weight_of_two_is_a_row_twice_in_the_limit():
     rng = np.random.default_rng(0)
     distances, often = rng.gamma(1.0, size=(4000, 1)), rng.integers(1, 4, 4000)
     weighted = reach(table(distances, often.astype(float)), 0.1)
-    np.testing.assert_allclose(weighted, reach(table(np.repeat(distances, often, 0), np.ones(often.sum())), 0.1), rtol=1e-2)
+    np.testing.assert_allclose(
+        weighted, reach(table(np.repeat(distances, often, 0), np.ones(often.sum())), 0.1), rtol=1e-2
+    )
 
 
 def test_intervals_cover_and_know_the_noise():

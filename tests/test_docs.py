@@ -18,7 +18,10 @@ from .scripts import load
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MEASURED = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("choosing", "differential", "faq", "fno", "performance"))]
+MEASURED = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("choosing", "differential", "faq", "fno", "performance")),
+]
 
 
 def sentences():

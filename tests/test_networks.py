@@ -22,7 +22,9 @@ RULES = {
 }
 
 
-def networks(memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,), activation="gelu", seed=0, columns=(0, 2)):
+def networks(
+    memory=RULES["proximal"], *, members=1, hidden=(7, 5), decay=(0.1,), activation="gelu", seed=0, columns=(0, 2)
+):
     return Networks(
         PeriodicPerceptron(3, columns, 4, hidden, activation),
         2,

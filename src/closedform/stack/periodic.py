@@ -121,7 +121,9 @@ class PeriodicPerceptron:
         if waves is not None:
             self._backward_waves(params, x, waves, g, out)
 
-    def _backward_waves(self, params: Sequence[Tensor], x: Tensor, waves: Any, g: Tensor, out: Sequence[Tensor]) -> None:
+    def _backward_waves(
+        self, params: Sequence[Tensor], x: Tensor, waves: Any, g: Tensor, out: Sequence[Tensor]
+    ) -> None:
         angle, cosine, mixed = waves
         torch.bmm(g, mixed.mT, out=out[3])
         M, c = angle.shape[:2]

@@ -23,7 +23,9 @@ def everything(estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor
     rows = header["rows"]
     if type(rows) is not int or not 0 < rows <= MOST_ROWS:
         raise ValueError(f"rows must be a whole number from 1 to 2**40, got {rows!r:.80}")
-    inputs, outputs = (len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_centre_", "target_mean_"))
+    inputs, outputs = (
+        len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_centre_", "target_mean_")
+    )
     members = estimator._members(rows)
     _arrays(tensors, inputs, outputs, members)
     _attributes(header["attributes"], inputs)
@@ -53,7 +55,13 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
 
 
 def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int) -> None:
-    lengths = {"input_centre_": inputs, "input_scale_": inputs, "wavy_": inputs, "target_mean_": outputs, "target_scale_": outputs}
+    lengths = {
+        "input_centre_": inputs,
+        "input_scale_": inputs,
+        "wavy_": inputs,
+        "target_mean_": outputs,
+        "target_scale_": outputs,
+    }
     for name, length in (lengths | {"shares_": members}).items():
         check_tensor(tensors, name, (length,), torch.float64)
     if min(inputs, outputs) < 1 or min(float(tensors[name].min()) for name in ("input_scale_", "target_scale_")) <= 0:
