@@ -119,7 +119,7 @@ class Training:
     def capture(self) -> str | None:
         """Make the step a CUDA graph, or say why it cannot be one. What the tries have changed is undone in place, for the
         graph knows tensors by their addresses; what the optimizer has made on its first step becomes zero."""
-        before = {id(tensor): tensor.detach().clone() for tensor in self._state()}
+        before = {name: tensor.detach().clone() for name, tensor in self._state().items()}
         stream, reason = torch.cuda.Stream(), None
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -134,18 +134,21 @@ class Training:
         except RuntimeError as wrong:
             reason = str(wrong).splitlines()[0]
         with torch.no_grad():
-            for tensor in self._state():
-                if id(tensor) in before:
-                    tensor.copy_(before[id(tensor)])
+            for name, tensor in self._state().items():
+                if name in before:
+                    tensor.copy_(before[name])
                 else:
                     tensor.zero_()
         torch.cuda.synchronize()
         return reason
 
-    def _state(self) -> list[Tensor]:
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        tensors = [*self.model.state_dict(keep_vars=True).values(), self.t, self.rate, *states]
-        return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    def _state(self) -> dict[str, Tensor]:
+        """Everything that a step changes. By name and not by identity: a network may make the tensors of its state anew."""
+        named = {f"model.{name}": value for name, value in self.model.state_dict(keep_vars=True).items()}
+        for k, state in enumerate(self.optimizer.state.values()):
+            named |= {f"optimizer.{k}.{name}": value for name, value in state.items()}
+        named |= {"t": self.t, "rate": self.rate}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     @torch.no_grad()
     def error(self, part: tuple[Tensor, Tensor]) -> float:

@@ -148,8 +148,8 @@ def test_float32_is_enough_for_a_relative_lambda():
     """The bound on the condition number that lets the solve stay in float32: compared with float64 on bad features."""
     memory = Memory("proximal", ratio=0.2)
     net = Networks(
-        PeriodicPerceptron(3, (), 0, (40,), "relu"), 1, members=1, memory=memory, weight_decay=[0.0], seed=0, learning_rate=0.0,
-        device=CPU,
+        PeriodicPerceptron(3, (), 0, (40,), "relu"), 1, members=1, memory=memory, weight_decay=[0.0], seed=0,
+        learning_rate=0.0, device=CPU,
     )  # fmt: skip
     twin = Networks(**{**net.config, "dtype": torch.float64})
     twin.params.flat.copy_(net.params.flat)

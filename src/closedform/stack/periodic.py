@@ -21,8 +21,8 @@ from .networks import ACTIVATIONS, Activation, shared_layer
 
 MIXED = 3  # numbers that the cosines of one input become
 FREQUENCY = 0.1  # the spread of the first frequencies, in turns a unit of the input
-# The waves learn this much faster than the rest: a frequency has a longer way to go. They are kept divided by it, so that one
-# step of the optimizer serves all parameters.
+# The waves learn this much faster than the rest: a frequency has a longer way to go. They are kept divided by it, so that
+# one step of the optimizer serves all parameters.
 SPEED = 5.0
 
 
