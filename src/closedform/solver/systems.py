@@ -377,8 +377,8 @@ def _added(total: Tensor | None, XT: Tensor, E: Tensor) -> Tensor:
 
 
 def outputs(X: Tensor, W: Tensor) -> Tensor:
-    """`X W^T` in the dtype of X. Several layers `(K, o, D)` on features that they share, `(n, D)`, are one product, which reads
-    the features once; where there are more outputs than features, their order in memory counts for more."""
+    """`X W^T` in the dtype of X. Several layers `(K, o, D)` on features that they share, `(n, D)`, are one product, which
+    reads the features once; where there are more outputs than features, their order in memory counts for more."""
     W = W.to(X.dtype)
     if X.ndim != 2 or W.ndim != 3 or W.shape[:2].numel() > X.shape[1]:
         return X @ W.mT
