@@ -163,6 +163,21 @@ def test_the_weight_of_a_field_is_that_of_the_relative_error():
     assert float(fields_networks.relative_error("twin")(z, y)) == pytest.approx(sum(each) / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize("head", fields_train.HEADS)
+def test_what_a_capture_has_tried_is_undone(head):
+    run = fields_train.Run("darcy", "twin", head, 0, 0, True)
+    tried, fresh = fields_train.Training(run, "cpu"), fields_train.Training(run, "cpu")
+    before = {name: tensor.detach().clone() for name, tensor in tried._state().items()}
+    for _ in range(3):
+        tried.step()
+    tried._undo(before)
+    for _ in range(3):
+        tried.step()
+        fresh.step()
+    for name, tensor in fresh._state().items():
+        assert torch.allclose(tried._state()[name], tensor, rtol=1e-5, atol=1e-7), name
+
+
 def test_neuraloperators_own_loss_and_network_are_taken():
     pytest.importorskip("neuralop")
     z, y = torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 4)
