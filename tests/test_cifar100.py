@@ -24,10 +24,11 @@ from closedform.paper.experiments import (
     optimizers,
     timing,
 )
+from closedform.paper.experiments.batches import DeviceImages
 from closedform.paper.experiments.cifar100_plan import Cell, Scale, Task
-from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
 from closedform.paper.sweeps import grid, results
 from closedform.paper.sweeps.records import Records
+from closedform.paper.sweeps.work import OutOfTime
 
 ROOT = Path(__file__).parents[1]
 SMALL = Scale(epochs=2, search_epochs=1, seeds=2, limit=200, source="synthetic", net="small", precision="fp32")
@@ -367,7 +368,7 @@ def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_pa
 
 def test_short_runs_alone_have_a_page_too(tmp_path):
     cell = Cell("sgd", 32, "l2")
-    work = cifar100.Work(tmp_path, [Task(cell)], SMALL, "cpu", None, silent)
+    work = cifar100.work(tmp_path, [Task(cell)], SMALL, "cpu", None, silent)
     config = work.next()
     work.take(config, lambda: cifar100.train(config, device="cpu"))
     assert set(cifar100.collect(tmp_path)["study"]) == {"settings"}
@@ -387,7 +388,7 @@ def test_records_are_merged(folder, tmp_path):
 
 def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
     tasks, lines = [Task(Cell("sgd", 32, "l2"))], []
-    work = cifar100.Work(tmp_path, tasks, SMALL, "cpu", None, lines.append)
+    work = cifar100.work(tmp_path, tasks, SMALL, "cpu", None, lines.append)
     config = work.next()
     work.take(config, lambda: cifar100.train(config, device="cpu", folder=tmp_path / "checkpoints", deadline=0.0))
     assert lines == [f"{cifar100.name(config)}: put aside"]
@@ -400,7 +401,7 @@ def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
 
 def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
     cell = Cell("sgd", 32, "l2")
-    work = cifar100.Work(tmp_path, [Task(cell)], SMALL, "cpu", time.time() + 5, silent)
+    work = cifar100.work(tmp_path, [Task(cell)], SMALL, "cpu", time.time() + 5, silent)
     (first, *others) = cifar100_plan.next_runs(Task(cell), work.records, SMALL)
     work.records.add(first, rows=[{"step": 5, "validation": 0.1, "wall_s": 100.0}])
     assert work.next() is None

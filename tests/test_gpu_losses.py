@@ -8,8 +8,9 @@ import torch
 import closedform as cf
 from closedform.paper.data import cifar
 from closedform.paper.experiments import cifar100_model, cifar100_report
+from closedform.paper.experiments.batches import DeviceImages
 from closedform.paper.experiments.cifar100_plan import Cell, Scale
-from closedform.paper.experiments.classifier import DeviceImages, OutOfTime
+from closedform.paper.sweeps.work import OutOfTime
 
 from . import cases
 from .helpers import head, matrix, problem, relative

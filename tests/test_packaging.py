@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import closedform
-from closedform.paper.data import cifar
+from closedform.paper.data import mosaics
 from closedform.paper.experiments import figures
 from closedform.paper.report import panels
 from closedform.paper.sweeps import results
@@ -66,7 +66,7 @@ def _load():
         ("experiments", "pandas", lambda: results.load(ROOT)),
         ("experiments", "matplotlib", lambda: panels.read(ROOT)),
         ("experiments", "jinja2", lambda: panels.read(ROOT)),
-        ("experiments", "PIL", lambda: cifar._mosaics(ROOT)),
+        ("experiments", "PIL", lambda: mosaics.tiles(ROOT, 32)),
         ("theory", "matplotlib", lambda: figures.pyplot()),
     ],
 )

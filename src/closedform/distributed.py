@@ -27,6 +27,11 @@ def active(group: ProcessGroup) -> bool:
     return dist.get_world_size(group) > 1
 
 
+def place() -> tuple[int, int]:
+    """The rank of this process, and how many there are: `(0, 1)` where it is alone."""
+    return (dist.get_rank(), dist.get_world_size()) if active(None) else (0, 1)
+
+
 class Shared:
     """Holds a process group, which cannot be copied, inside a module, which may be."""
 

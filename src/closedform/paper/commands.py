@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from .imagenet_command import imagenet
 from .running import REPORT, checked_device, run_experiment, sections, show, train_all
 
 TIMINGS = Path("benchmarks/results/step_overhead-cuda.json")
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     figures = typer.Typer(invoke_without_command=True, help="Reproduce the paper's figures and tables.")
     figures.callback()(paper)
-    for command in (landscape, theory, qm9, fno, dfiv, policy, cifar100, timing):
+    for command in (landscape, theory, qm9, fno, dfiv, policy, cifar100, imagenet, timing):
         figures.command()(command)
     app.add_typer(figures, name="paper")
 

@@ -97,6 +97,8 @@ def train(
     every_s: float = 60.0,
     name: str = "",
     progress: Callable[[int, int], None] | None = None,
+    agreed: Callable[[bool], bool] | None = None,
+    writes: bool = True,
 ) -> History:
     """Train `stack`, which has been fed, for `stack.total` steps.
 
@@ -106,6 +108,8 @@ def train(
     checkpoint: the file that holds the state in between, for the caller to remove once the result is safe. `name` is stored
         in it, and a checkpoint of another name is refused.
     progress: called with the step and the total a few times a second.
+    agreed: where several processes train one stack, tells whether any of them is to stop, at every step. One of them
+        `writes` the checkpoint, and all go on from it.
     """
     at = marks(stack.total) if at is None else sorted(at)
     history = History()
@@ -117,7 +121,7 @@ def train(
     last = history.steps[-1] if history.steps else 0
 
     def save() -> None:
-        if checkpoint is not None:
+        if checkpoint is not None and writes:
             _save(checkpoint, stack, name, history, alive, time.perf_counter() - start)
 
     with Stop() as stop:
@@ -127,7 +131,8 @@ def train(
             stack.advance(steps)
             if stack.device.type == "cuda":
                 torch.cuda.synchronize(stack.device)
-            chunk = max(1, min(4 * chunk, int(steps * _CHUNK_S / max(time.perf_counter() - before, 1e-6))))
+            if agreed is None:
+                chunk = max(1, min(4 * chunk, int(steps * _CHUNK_S / max(time.perf_counter() - before, 1e-6))))
             if stack.t == mark:
                 errors = measure(stack)
                 sound = _sound(list(errors.values()))
@@ -141,7 +146,7 @@ def train(
                 progress(stack.t, stack.total)
             if not alive:
                 break
-            if stop.asked:
+            if stop.asked if agreed is None else agreed(stop.asked):
                 save()
                 raise KeyboardInterrupt
             if time.perf_counter() - saved > every_s:

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...extras import require
 from ...files import atomic
-from . import store
+from . import mosaics, store
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
@@ -173,24 +172,12 @@ def _required_file(name: str) -> Path:
 
 
 def _mosaics(labels: Path) -> tuple[Images, Images]:
-    require("reading the mosaics of CIFAR-100", "experiments", "PIL")
-    from PIL import Image
-
     y = store.read(labels)
     parts = []
     for part in PARTS:
-        path = _required_file(f"cifar100/cifar100_{part}.webp")
-        try:
-            with Image.open(path) as mosaic:
-                pixels = np.asarray(mosaic.convert("RGB"))
-        except Exception as error:  # Pillow raises many kinds on damaged bytes
-            raise ValueError(f"{path} cannot be read as an image: {error}") from error
-        if pixels.shape != (3200, 3200, 3) or y.get(f"y_{part}", np.empty(0)).shape != (10_000,):
-            raise ValueError(
-                f"{path} has shape {pixels.shape}; expected 100 x 100 images of 32 x 32, each with a label"
-            )
-        x = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
-        parts.append(Images(x, y[f"y_{part}"]))
+        if y.get(f"y_{part}", np.empty(0)).shape != (10_000,):
+            raise ValueError(f"{labels} has no 10,000 labels under the name y_{part}")
+        parts.append(Images(mosaics.tiles(_required_file(f"cifar100/cifar100_{part}.webp"), 32), y[f"y_{part}"]))
     return Images(*(np.concatenate(arrays) for arrays in zip(*parts[:-1]))), parts[-1]
 
 

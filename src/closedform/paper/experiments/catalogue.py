@@ -29,7 +29,7 @@ PAPER = (
         "closedform paper cifar100",
     ),
     PaperItem("Table, appendix: maximum probabilities", "confidence by method", "closedform paper cifar100"),
-    PaperItem("Figure, appendix: ImageNet results", "accuracy by method and batch size", None),
+    PaperItem("Figure, appendix: ImageNet results", "accuracy by method", "closedform paper imagenet"),
     PaperItem("Figure, appendix: QM9, initialization", "four initial last layers", "closedform paper qm9"),
     PaperItem(
         "Figure, appendix: CIFAR-100, initialization",

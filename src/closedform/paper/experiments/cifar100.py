@@ -14,28 +14,24 @@ has run.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
+import sys
 import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import __version__, workers
-from ...files import claimed
-from ...head import ClosedFormLinear
 from ..data import cifar
 from ..sweeps import grid, results
 from ..sweeps.records import Records
+from ..sweeps.work import RUNS, Work
 from . import cifar100_plan as plan
+from .batches import DeviceImages
 from .cifar100_model import classifier
 from .cifar100_report import SETTINGS, experiment
-from .classifier import DeviceImages, OutOfTime
+from .classifier import trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +42,6 @@ OPENING = (
     "method by validation accuracy; the chosen ones are trained longer, with several seeds. Ctrl-C stops the work, and the\n"
     "same command continues it."
 )
-RUNS, CHECKPOINTS = "runs", "checkpoints"  # folders of the output folder
 MARKS = {"search": 2, "final": 10}
 DESIGN = ("init", "bias", "algorithm", "smoothing")
 USUAL = {"init": "zeros", "bias": True, "algorithm": 1, "smoothing": 0.0}
@@ -73,125 +68,40 @@ def _data(seed: int, limit: int | None, source: Any, device: str) -> DeviceImage
 def train(
     config: dict[str, Any], *, device: str, folder: Path | None = None, deadline: float | None = None
 ) -> dict[str, Any]:
-    """Train one configuration, and return what is noted of it: a row for every mark, and where it ran.
-
-    folder: of the checkpoint. deadline: a time of `time.time`; then the run is put aside with an `OutOfTime`."""
+    """Train one configuration, see `classifier.trained`."""
     model = classifier(config, _data(config["seed"], config["limit"], config["source"], device))
-    key = grid.digest(config)
-    checkpoint = None if folder is None else folder / f"{key}.checkpoint"
-    left = None if deadline is None else time.perf_counter() + deadline - time.time()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=device.startswith("cuda")):  # all batches are of one size
-        rows = model.train(
-            marks=MARKS[config["stage"]],
-            probabilities=config["stage"] == "final",
-            checkpoint=checkpoint,
-            name=key,
-            deadline=left,
-        )
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return {
-        "rows": rows,
-        "rejected": int(model.head.rejected) if isinstance(model.head, ClosedFormLinear) else 0,
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-        "torch": torch.__version__,
-        "closedform": __version__,
-    }
-
-
-def _work(config: dict[str, Any], device: str, folder: Path, deadline: float | None, parent: int) -> dict[str, Any]:
-    """What a worker does."""
-    workers.end_with(parent)
-    torch.set_num_threads(1)
-    return train(config, device=device, folder=folder, deadline=deadline)
+    final = config["stage"] == "final"
+    return trained(
+        model,
+        grid.digest(config),
+        marks=MARKS[config["stage"]],
+        probabilities=final,
+        folder=folder,
+        deadline=deadline,
+    )
 
 
 # ---- All of them ---------------------------------------------------------------------------------
 
 
-class Work:
-    """The runs of some tasks in a folder: which is next, and what has come of them.
-
-    deadline: a time of `time.time` after which nothing is started. A run that would not be finished by then, going by its
-    like, is not started either.
-    """
-
-    def __init__(
-        self,
-        out: Path,
-        tasks: list[plan.Task],
-        scale: plan.Scale,
-        device: str,
-        deadline: float | None,
-        say: Callable[[str], object],
-    ):
-        self.out, self.tasks, self.scale, self.device, self.deadline = out, tasks, scale, device, deadline
-        self.say = say
-        self.records = Records(out / RUNS)
-        self.started: set[str] = set()
-        self.failures: list[tuple[dict[str, Any], str]] = []
-
-    def next(self) -> dict[str, Any] | None:
-        """The first run that is wanted, fits into the time left and has not been started."""
-        for config in plan.ordered(self.tasks, self.records, self.scale):
-            if grid.digest(config) not in self.started and self._fits(config):
-                self.started.add(grid.digest(config))
-                return config
-        return None
-
-    def _fits(self, config: dict[str, Any]) -> bool:
-        if self.deadline is None:
-            return True
-        left = self.deadline - time.time()
-        alike = [
-            record["rows"][-1]["wall_s"] / record["config"]["epochs"]
-            for record in self.records
-            if all(
-                record["config"][key] == config[key] for key in ("optimizer", "batch_size", "method", "limit", "net")
-            )
-        ]
-        return left > (1.1 * max(alike) * config["epochs"] if alike else 0)
-
-    def take(self, config: dict[str, Any], result: Callable[[], dict[str, Any]]) -> None:
-        """Note the result of a run, or why there is none."""
-        try:
-            noted = result()
-        except OutOfTime:
-            self.say(f"{name(config)}: put aside")
-        except Exception as error:
-            self.failures.append((config, traceback.format_exc()))
-            self.say(f"{name(config)}: failed ({type(error).__name__}: {error})")
-        else:
-            self.records.add(config, **noted)
-            last = noted["rows"][-1]
-            seconds = f"{last['wall_s']:.0f} s"
-            self.say(f"{name(config)}: validation {last['validation']:.4f}, test {last['test']:.4f}, {seconds}")
-
-    def here(self) -> None:
-        """One after another, in this process."""
-        while (config := self.next()) is not None:
-            self.take(
-                config,
-                lambda config=config: train(
-                    config, device=self.device, folder=self.out / CHECKPOINTS, deadline=self.deadline
-                ),
-            )
-
-    def at_once(self, count: int) -> None:
-        """In so many processes."""
-        pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-        at_work: dict[Future, dict[str, Any]] = {}
-        try:
-            while True:
-                while len(at_work) < count and (config := self.next()) is not None:
-                    job = (config, self.device, self.out / CHECKPOINTS, self.deadline, os.getpid())
-                    at_work[pool.submit(_work, *job)] = config
-                if not at_work:
-                    break
-                for future in wait(at_work, return_when=FIRST_COMPLETED).done:
-                    self.take(at_work.pop(future), future.result)
-        finally:
-            pool.shutdown(cancel_futures=True)
+def work(
+    out: Path,
+    tasks: list[plan.Task],
+    scale: plan.Scale,
+    device: str,
+    deadline: float | None,
+    say: Callable[[str], object],
+) -> Work:
+    """The runs of some tasks in a folder."""
+    return Work(
+        out,
+        sys.modules[__name__],
+        lambda records: plan.ordered(tasks, records, scale),
+        alike=("optimizer", "batch_size", "method", "limit", "net"),
+        deadline=deadline,
+        say=say,
+        device=device,
+    )
 
 
 def run(
@@ -214,20 +124,7 @@ def run(
         training = (scale.limit or {"cifar100": cifar.TRAINING, "synthetic": cifar.SYNTHETIC}[scale.source]) * 8 // 10
         if size > training:
             raise ValueError(f"batch size {size} is larger than the training set of {training:,} images")
-    with claimed(out):
-        work = Work(out, tasks, scale, device, deadline, say)
-        if at_once == 1:
-            work.here()
-        else:
-            work.at_once(at_once)
-    if work.failures:
-        (config, error), *others = work.failures
-        raise grid.SweepError(
-            f"{1 + len(others)} runs failed, the first {name(config)}: {error.strip().splitlines()[-1]} (the others are "
-            "saved, and another run tries only the failed ones)",
-            work.failures,
-        )
-    return work.records
+    return work(out, tasks, scale, device, deadline, say).do(at_once)
 
 
 def progress(tasks: list[plan.Task], records: Records, scale: plan.Scale) -> list[str]:

@@ -16,7 +16,8 @@ from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquar
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
 from ..models.resnet import resnet18, resnet50
 from . import optimizers
-from .classifier import Classifier, DeviceImages
+from .batches import DeviceBatches, DeviceImages
+from .classifier import Classifier
 
 K, M = 5.0, 2.0  # of the generalised squared loss
 
@@ -57,7 +58,7 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     if method == "ridge":
         return Ridge(config["beta"])
     if method == "proximal":
-        return Proximal(config["lam"])
+        return Proximal(relative(config["ratio"]) if config["lam"] is None else config["lam"])
     if method.startswith("auto"):
         return Auto()
     if method.startswith("kalman"):
@@ -115,9 +116,8 @@ def classifier(config: dict[str, Any], data: DeviceImages) -> Classifier:
         head,
         loss,
         chosen,
-        data,
+        DeviceBatches(data, config["batch_size"], config["seed"]),
         lr=lr,
-        batch_size=config["batch_size"],
         epochs=config["epochs"],
         rate=warm_cosine(config["lr"], config["warm_up"]),
         seed=config["seed"],

@@ -1,8 +1,8 @@
 """One image classifier trained to its end: a captured step on a GPU, measured along the way, resumable at any step.
 
-Order and augmentation of the images depend on the seed and the epoch alone, so a run that was stopped goes on as if it had
-not been. On a CUDA device the whole step (reading the batch, augmentation, forward, solve, backward, update) is one CUDA
-graph; the images stay on the device in uint8.
+`batches` says where its images come from. Where they are on a CUDA device, the whole step (reading the batch, augmentation,
+forward, solve, backward, update) is one CUDA graph. Under torchrun all processes train one model: gradients are averaged,
+and the batches of all are solved as one.
 """
 
 from __future__ import annotations
@@ -11,44 +11,21 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ... import probabilities
+from ... import __version__, distributed, probabilities
 from ...head import ClosedFormLinear
 from ...solver.losses import Loss
 from ...stack import loop
-from ..data import cifar
+from ..sweeps.work import OutOfTime
 from . import confidence
-
-EVALUATED = 2048  # images at a time
-
-
-class OutOfTime(KeyboardInterrupt):
-    """The deadline has come; the checkpoint is written. Like Ctrl-C it is no failure of the run."""
-
-    code = 3  # what the command exits with
-
-
-@dataclass
-class DeviceImages:
-    """A split on the device."""
-
-    split: cifar.ImageSplit
-    device: torch.device
-    parts: dict[str, tuple[Tensor, Tensor]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        split, to = self.split, self.device
-        self.parts = {
-            part: (getattr(split, f"x_{part}").to(to), getattr(split, f"y_{part}").to(to))
-            for part in ("train", "validation", "test")
-        }
-        self.mean, self.std = split.mean.to(to), split.std.to(to)
+from .averaging import Average
+from .batches import Batches
 
 
 class Classifier:
@@ -58,6 +35,9 @@ class Classifier:
     optimizers: those of all parameters that are learned; they read their rate from the tensor `lr`.
     rate: the learning rate at a step of so many.
     precision: "bf16" runs the backbone under autocast; features, head and loss are float32 either way.
+    clip: changes the gradients before the optimizers use them.
+    average: follows the weights, and is measured too.
+    captured: whether a step on a CUDA device is a CUDA graph, where the batches allow it.
     """
 
     def __init__(
@@ -66,58 +46,59 @@ class Classifier:
         head: nn.Linear,
         loss: Loss,
         optimizers: Sequence[torch.optim.Optimizer],
-        data: DeviceImages,
+        batches: Batches,
         *,
         lr: Tensor,
-        batch_size: int,
         epochs: int,
         rate: Callable[[int, int], float],
         seed: int = 0,
         algorithm: int = 1,
         precision: str = "fp32",
+        clip: Callable[[], None] | None = None,
+        average: Average | None = None,
+        captured: bool = True,
     ):
-        self.backbone, self.head, self.loss, self.optimizers, self.data = backbone, head, loss, optimizers, data
+        self.backbone, self.head, self.loss, self.optimizers, self.batches = backbone, head, loss, optimizers, batches
         self.lr, self.rate, self.seed, self.algorithm, self.precision = lr, rate, seed, algorithm, precision
-        self.x, self.y = data.parts["train"]
-        self.per_epoch = len(self.x) // batch_size
-        if self.per_epoch == 0:
-            raise ValueError(f"batch size {batch_size} is larger than the training set of {len(self.x):,} images")
-        self.total, self.t = self.per_epoch * epochs, 0
-        self.device = data.device
-        self.index = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        self.clip, self.average = clip, average
+        self.total, self.t = batches.per_epoch * epochs, 0
+        self.device = batches.device
+        self.captured = captured and batches.capturable and self.device.type == "cuda"
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._order: dict[str, Tensor] = {}
-        self._epoch = -1
         self._replay: Callable[[], Any] | None = None
+        self._shared_backbone, self._shared_head = _shared(backbone), _shared(head)
 
     # ---- One step --------------------------------------------------------------------------------
 
-    def _features(self, x: Tensor) -> Tensor:
+    def _features(self, x: Tensor, backbone: nn.Module | None = None) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.backbone(x.contiguous(memory_format=torch.channels_last)).float()
+            return (backbone or self.backbone)(x.contiguous(memory_format=torch.channels_last)).float()
 
     def _step(self) -> None:
-        x = cifar.augment(self.x[self.index], self._order["shift"][self.index], self._order["flip"][self.index])
-        x, y = cifar.normalise(x, self.data.mean, self.data.std), self.y[self.index]
-        phi = self._features(x)
+        x, y = self.batches.batch()
+        phi = self._features(x, self._shared_backbone)
         if self.algorithm == 1:
             self._solve(phi, y)
-        value = self._objective(self.head(phi), y)
+        value = self._objective(self._shared_head(phi), y)
         self.backbone.zero_grad()
         self.head.zero_grad()
         value.backward()
+        if self.clip is not None:
+            self.clip()
         for optimizer in self.optimizers:
             optimizer.step()
         if self.algorithm == 2:
             with torch.no_grad():
                 phi = self._features(x)
             self._solve(phi, y)
+        if self.average is not None:
+            self.average.update(self.backbone, self.head)
         self.loss_sum += value.detach()
 
     def _solve(self, phi: Tensor, y: Tensor) -> None:
         if not isinstance(self.head, ClosedFormLinear):
             return
-        if phi.device.type == "cpu" and not bool(torch.isfinite(phi).all()):
+        if phi.device.type == "cpu" and self._any(not bool(torch.isfinite(phi).all())):
             return  # the head would raise, as it would not on a GPU; the loss is NaN, which ends the run at the next mark
         self.head.solve(phi, y)
 
@@ -125,36 +106,20 @@ class Classifier:
         value = self.loss.value(z, self.loss.targets(y, tuple(z.shape)))
         return (value.sum(1) if value.ndim == 2 else value).mean()
 
-    def _draw(self, epoch: int) -> None:
-        """The order and the augmentation of an epoch, into tensors that a captured step reads."""
-        g = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        n = len(self.x)
-        drawn = {
-            "order": torch.randperm(n, generator=g),
-            "shift": torch.randint(0, 2 * cifar.SHIFT + 1, (n, 2), generator=g),
-            "flip": torch.rand(n, generator=g) < 0.5,
-        }
-        for name, tensor in drawn.items():
-            if name in self._order:
-                self._order[name].copy_(tensor)
-            else:
-                self._order[name] = tensor.to(self.device)
-        self._epoch = epoch
-
     def advance(self, steps: int = 1) -> None:
         """So many steps of training."""
         for _ in range(steps):
             self._advance()
 
     def _advance(self) -> None:
-        epoch, k = divmod(self.t, self.per_epoch)
-        if epoch != self._epoch:
-            self._draw(epoch)
-        size = len(self.index)
-        self.index.copy_(self._order["order"][k * size : (k + 1) * size])
+        self.batches.load(self.t)
         self.lr.fill_(self.rate(self.t, self.total))
         if self._replay is None:
-            self._replay = self._captured() if self.device.type == "cuda" else self._step
+            self._replay = self._captured() if self.captured else self._step
+        rank, world = distributed.place()
+        seed = (1_000_003 * self.seed + self.t) * world + rank
+        torch.manual_seed(seed)  # for what is random in the network: a step does not depend on those before it
+        np.random.seed(seed % 2**32)  # for what mixes images
         self._replay()
         self.t += 1
 
@@ -180,34 +145,44 @@ class Classifier:
         return graph.replay
 
     def _tensors(self) -> list[Tensor]:
-        modules = [
-            tensor for module in (self.backbone, self.head) for tensor in module.state_dict(keep_vars=True).values()
-        ]
+        modules = [tensor for module in self._parts().values() for tensor in module.state_dict(keep_vars=True).values()]
         states = [v for optimizer in self.optimizers for state in optimizer.state.values() for v in state.values()]
         return [*modules, self.loss_sum, *(value for value in states if isinstance(value, Tensor))]
 
     # ---- Measuring -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def outputs(self, part: str) -> tuple[Tensor, Tensor]:
-        """The outputs on all images of a part, and their labels."""
-        x, y = self.data.parts[part]
-        self.backbone.eval()
-        pieces = [
-            self.head(self._features(cifar.normalise(piece, self.data.mean, self.data.std)))
-            for piece in x.split(EVALUATED)
-        ]
-        self.backbone.train()
-        return torch.cat(pieces), y
+    def outputs(self, part: str, average: bool = False) -> tuple[Tensor, Tensor]:
+        """The outputs on all images of a part (of this process's share of them), and their labels; those of the average of
+        the weights, if that is asked for."""
+        model = self.average if average and self.average is not None else self
+        model.backbone.eval()
+        pieces = [(model.head(self._features(x, model.backbone)), y) for x, y in self.batches.images(part)]
+        model.backbone.train()
+        f, y = zip(*pieces)
+        return torch.cat(f), torch.cat(y)
 
     def measure(self) -> dict[str, Tensor]:
-        """Accuracies, each `(1, 1)`; a model that has diverged has -inf."""
+        """Accuracies, each `(1, 1)`; a model that has diverged has -inf. Those of the average of the weights are called
+        `validation_average`."""
         accuracies = {}
-        for part in ("validation", "test"):
-            f, y = self.outputs(part)
-            sound = bool(torch.isfinite(f).all() & torch.isfinite(self.loss_sum))
-            accuracies[part] = float((f.argmax(1) == y).double().mean()) if sound else -math.inf
+        for part in self.batches.measured:
+            for average in (False, True) if self.average is not None else (False,):
+                f, y = self.outputs(part, average)
+                sound = torch.isfinite(f).all() & torch.isfinite(self.loss_sum)
+                counts = torch.stack([(f.argmax(1) == y).sum(), torch.tensor(len(y), device=self.device), ~sound])
+                right, images, unsound = self._sum(counts).tolist()
+                name = f"{part}_average" if average else part
+                accuracies[name] = right / images if not unsound else -math.inf
         return _as_errors(accuracies)
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Over all processes."""
+        return distributed.add_up(tensor, None) if distributed.active(None) else tensor
+
+    def _any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        return bool(self._sum(torch.tensor(int(flag), device=self.device)))
 
     def measure_probabilities(self) -> dict[str, Tensor]:
         """The readings of `confidence` on every part, such as `test_mean`; and what a temperature fitted on the validation
@@ -221,7 +196,7 @@ class Classifier:
             f"{part}_{reading}": value
             for part, (f, y) in outputs.items()
             for reading, value in confidence.readings(
-                confidence.class_probabilities(f, self.loss), y, len(self.index)
+                confidence.class_probabilities(f, self.loss), y, self.batches.batch_size
             ).items()
         }
         (f, y), (g, labels) = outputs["validation"], outputs["test"]
@@ -238,6 +213,7 @@ class Classifier:
         marks: int = 10,
         probabilities: bool = True,
         checkpoint: Path | None = None,
+        every_s: float = 60.0,
         name: str = "",
         deadline: float | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -246,19 +222,28 @@ class Classifier:
         with the probabilities, if they are wanted. A model that has diverged is given up, and its last row stands for the
         marks that it did not reach.
 
-        checkpoint: the file that holds the state in between. `deadline`, in terms of `time.perf_counter`, stops like Ctrl-C.
+        checkpoint: the file that holds the state in between, which all processes must see. `deadline`, in terms of
+        `time.perf_counter`, stops like Ctrl-C.
         """
         at = sorted({max(1, round(self.total * k / marks)) for k in range(1, marks + 1)})
+
+        late = False
 
         def over() -> bool:
             return deadline is not None and time.perf_counter() > deadline and self.t < self.total
 
+        def agreed(asked: bool) -> bool:
+            nonlocal late
+            asked, late = (bool(n) for n in self._sum(torch.tensor([asked, over()]).int().to(self.device)).tolist())
+            return asked or late
+
         def step(t: int, total: int) -> None:
             if progress is not None:
                 progress(t, total)
-            if over():
+            if not several and over():
                 signal.raise_signal(signal.SIGINT)  # which the loop answers by a checkpoint
 
+        several = distributed.active(None)
         try:
             history = loop.train(
                 self,
@@ -266,11 +251,14 @@ class Classifier:
                 at=at,
                 at_end=Classifier.measure_probabilities if probabilities else None,
                 checkpoint=checkpoint,
+                every_s=every_s,
                 name=name,
                 progress=step,
+                agreed=agreed if several else None,
+                writes=distributed.place()[0] == 0,
             )
         except KeyboardInterrupt:
-            if over():
+            if late if several else over():
                 raise OutOfTime from None
             raise
         rows = [
@@ -290,27 +278,31 @@ class Classifier:
 
     def average_loss(self, steps: int) -> Tensor:
         """The mean objective of the last `steps` steps, `(1, 1)`; starts a new average."""
-        mean = (self.loss_sum / max(steps, 1)).cpu().reshape(1, 1)
+        mean = self._sum(self.loss_sum) / (max(steps, 1) * distributed.place()[1])
         self.loss_sum.zero_()
-        return mean
+        return mean.cpu().reshape(1, 1)
+
+    def _parts(self) -> dict[str, nn.Module]:
+        parts: dict[str, nn.Module] = {"backbone": self.backbone, "head": self.head}
+        return parts if self.average is None else parts | {"average": self.average}
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, as tensors; `restore` takes it back."""
         state = {"t": torch.tensor(self.t), "loss_sum": self.loss_sum}
-        for part in ("backbone", "head"):
-            state |= {f"{part}.{name}": tensor for name, tensor in getattr(self, part).state_dict().items()}
+        for part, module in self._parts().items():
+            state |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
         for k, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 state |= {f"optimizer{k}.{index}.{name}": tensor for name, tensor in values.items()}
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "head": {}}
+        parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             part, _, rest = name.partition(".")
             parts.setdefault(part, {})[rest] = tensor
-        self.backbone.load_state_dict(parts["backbone"])
-        self.head.load_state_dict(parts["head"])
+        for part, module in self._parts().items():
+            module.load_state_dict(parts[part])
         for k, optimizer in enumerate(self.optimizers):
             memory: dict[int, dict[str, Tensor]] = {}
             for name, tensor in parts.get(f"optimizer{k}", {}).items():
@@ -322,6 +314,51 @@ class Classifier:
                 group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
         self.loss_sum.copy_(state["loss_sum"])
         self.t = int(state["t"])
+
+
+def _shared(module: nn.Module) -> nn.Module:
+    """The module with gradients that are averaged over all processes; itself where there is one, or nothing to learn."""
+    if not distributed.active(None) or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def trained(
+    model: Classifier,
+    key: str,
+    *,
+    marks: int,
+    probabilities: bool = False,
+    folder: Path | None = None,
+    every_s: float = 60.0,
+    deadline: float | None = None,
+) -> dict[str, Any]:
+    """Train a model to its end, and return what is noted of it: a row for every mark, and where it ran.
+
+    folder: of the checkpoint, `key` its name. deadline: a time of `time.time`; then the run is put aside with an
+    `OutOfTime`.
+    """
+    checkpoint = None if folder is None else folder / f"{key}.checkpoint"
+    left = None if deadline is None else time.perf_counter() + deadline - time.time()
+    gpu = model.device.type == "cuda"
+    with torch.backends.cudnn.flags(enabled=True, benchmark=gpu):  # all batches are of one size
+        rows = model.train(
+            marks=marks,
+            probabilities=probabilities,
+            checkpoint=checkpoint,
+            every_s=every_s,
+            name=key,
+            deadline=left,
+        )
+    if checkpoint is not None and distributed.place()[0] == 0:
+        checkpoint.unlink(missing_ok=True)
+    return {
+        "rows": rows,
+        "rejected": int(model.head.rejected) if isinstance(model.head, ClosedFormLinear) else 0,
+        "device": torch.cuda.get_device_name(model.device) if gpu else "cpu",
+        "torch": torch.__version__,
+        "closedform": __version__,
+    }
 
 
 def _as_errors(measured: dict[str, float]) -> dict[str, Tensor]:
