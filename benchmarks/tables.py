@@ -600,6 +600,17 @@ def iv_card() -> str:
     return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
 
+def fields(name: str = "fields_quick-cpu") -> str:
+    """neuraloperator's FNO with its last layer learned and solved: relative L2 errors, and a step's time (docs/fno.md)."""
+    body = []
+    for row in _rows(name):
+        seeds = ", ".join(f"{ratio:.2f}" for ratio in row["ratios"])
+        errors = (f"{sum(row[head]) / len(row[head]):.4f}" for head in ("learned", "solved"))
+        equation = {"darcy": "Darcy flow", "burgers": "Burgers"}[row["equation"]]
+        body.append([equation, f"{row['rate']:.2g}", *errors, f"{row['errors']:.2f} ({seeds})", f"{row['time']:.2f}"])
+    return _markdown(["", "rate", "learned", "solved", "errors (seed by seed)", "time"], body)
+
+
 def equations() -> str:
     """Relative L2 errors on differential equations, and in brackets the seconds of one core (docs/differential.md)."""
     ways = ("solved", "trained", "learned", "deepxde", "spectral")
@@ -628,7 +639,7 @@ if __name__ == "__main__":
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
-        equations, equations_estimates,
+        fields, equations, equations_estimates,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")
