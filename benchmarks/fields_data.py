@@ -80,7 +80,8 @@ def permeability(samples: int, side: int, seed: int) -> Tensor:
     cosines = torch.cos(math.pi * k[:, None] * cells) * torch.where(k > 0, math.sqrt(2), 1.0)[:, None]
     size = 1 / (math.pi**2 * (k[:, None] ** 2 + k**2) + 9)
     size[0, 0] = 0
-    return torch.where(cosines.T @ (draws * size) @ cosines > 0, PERMEABILITY[1], PERMEABILITY[0])
+    low, high = torch.tensor(PERMEABILITY, dtype=torch.float64)
+    return torch.where(cosines.T @ (draws * size) @ cosines > 0, high, low)
 
 
 def darcy(a: Tensor, f: Tensor) -> Tensor:
@@ -91,6 +92,8 @@ def darcy(a: Tensor, f: Tensor) -> Tensor:
     with the Laplacian's inverse, by sines, as the preconditioner: the number of steps depends on the ratio of the largest
     to the smallest permeability, and not on N.
     """
+    if not bool((a > 0).all()):
+        raise ValueError(f"a permeability is positive everywhere, and the least of these is {float(a.min()):g}")
     N = a.shape[-1]
     across = [_between(a), _between(a.mT).mT]
     k = torch.arange(1, N + 1, dtype=a.dtype, device=a.device)
@@ -121,7 +124,8 @@ def darcy(a: Tensor, f: Tensor) -> Tensor:
         if bool((rz <= _TOLERANCE**2 * start).all()):
             return u
         p = z + rz / before * p
-    raise ValueError(f"conjugate gradients did not converge in {_MOST_STEPS} steps: is every permeability positive?")
+    ratio = float(a.max() / a.min())
+    raise ValueError(f"{_MOST_STEPS} steps are too few for permeabilities whose largest is {ratio:.0e} times the least")
 
 
 def _between(a: Tensor) -> Tensor:

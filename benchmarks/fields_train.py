@@ -133,14 +133,17 @@ class Training:
             self.advance, self.captured = graph.replay, True
         except RuntimeError as wrong:
             reason = str(wrong).splitlines()[0]
-        with torch.no_grad():
-            for name, tensor in self._state().items():
-                if name in before:
-                    tensor.copy_(before[name])
-                else:
-                    tensor.zero_()
+        self._undo(before)
         torch.cuda.synchronize()
         return reason
+
+    @torch.no_grad()
+    def _undo(self, before: dict[str, Tensor]) -> None:
+        for name, tensor in self._state().items():
+            if name in before:
+                tensor.copy_(before[name])
+            else:
+                tensor.zero_()
 
     def _state(self) -> dict[str, Tensor]:
         """Everything that a step changes. By name and not by identity: a network may make the tensors of its state anew."""

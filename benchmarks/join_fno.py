@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from closedform.paper.experiments import fno
+from closedform.paper.report import static
 from closedform.paper.report.thin import thin
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,8 @@ def main(folders: list[Path], results: Path = ROOT / "results" / "fno") -> None:
             shutil.copyfile(path, results / path.name)
         if (whole / fno.fno_samples.FILE).is_file():
             shutil.copyfile(whole / fno.fno_samples.FILE, results / fno.fno_samples.FILE)
+        curves = static(results, Path(scratch) / "figures")[0]
+        shutil.copyfile(curves, ROOT / "docs" / "figures" / "fno" / curves.name)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from closedform.paper.report import spec
 
 RESULTS = Path(__file__).parents[1] / "results"
 PART = re.compile(
-    r"(<!-- begin: (?P<kind>table|claims|text) (?P<words>[\w ]+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL
+    r"(<!-- begin: (?P<kind>table|claims|text) (?P<words>[\w -]+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL
 )
 EXPERIMENT = {"fno_small": "fno"}  # of a folder whose name is not that of its experiment
 WIDTH = 124

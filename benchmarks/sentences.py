@@ -33,6 +33,7 @@ def all_of_them() -> dict[str, Any]:
         "fno": _experiment("fno") | {"seeds": _by_seed(), "paper": _by_the_end(), "sooner": _sooner()},
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
+        "equations": _equations(),
         "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
         "imagenet": _imagenet(),
         "dfiv": _experiment("dfiv"),
@@ -89,6 +90,16 @@ def _swap() -> dict[str, Any]:
             cell["factor"] = row["largest"]["factor"]
         cells.setdefault(_key(row["task"]), {}).setdefault(row["optimizer"], {})[str(row["batch_size"])] = cell
     return cells
+
+
+def _equations() -> dict[str, Any]:
+    """Relative errors on differential equations by problem and way; `untrained` are the features of `trained` before."""
+    ways = ("solved", "trained", "learned", "deepxde", "spectral")
+    return {
+        row["problem"]: {way: row[way]["error"] for way in ways if row[way]}
+        | {"untrained": row["trained"]["untrained_error"]}
+        for row in _rows("equations")
+    }
 
 
 def _rule_time() -> dict[str, Any]:

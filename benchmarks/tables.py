@@ -473,6 +473,22 @@ def tabular_hard() -> str:
     return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
 
 
+def tabular_columns() -> str:
+    """Dates and numbers with units as texts: RMSE, mean over the seeds and its standard error."""
+    found: dict[str, list[dict]] = {}
+    for row in _rows("tabular_columns-cpu"):
+        found.setdefault(row["problem"], []).append(row)
+    body = []
+    for name, rows in found.items():
+        cells = []
+        for way in rows[0]["error"]:
+            values = [row["error"][way] for row in rows]
+            mean, spread = statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
+            cells.append(f"{mean:,.0f} ± {spread:,.0f}" if mean >= 1000 else f"{mean:.2f} ± {spread:.2f}")
+        body.append([name, f"{rows[0]['rows']:,}", *cells])
+    return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
+
+
 def dfiv(name: str = "dfiv") -> str:
     """Structural error and time against the published code of DFIV (docs/iv.md)."""
     body = []
@@ -608,6 +624,17 @@ def iv_card() -> str:
     return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
 
+def fields(name: str = "fields_quick-cpu") -> str:
+    """neuraloperator's FNO with its last layer learned and solved: relative L2 errors, and a step's time (docs/fno.md)."""
+    body = []
+    for row in _rows(name):
+        seeds = ", ".join(f"{ratio:.2f}" for ratio in row["ratios"])
+        errors = (f"{sum(row[head]) / len(row[head]):.4f}" for head in ("learned", "solved"))
+        equation = {"darcy": "Darcy flow", "burgers": "Burgers"}[row["equation"]]
+        body.append([equation, f"{row['rate']:.2g}", *errors, f"{row['errors']:.2f} ({seeds})", f"{row['time']:.2f}"])
+    return _markdown(["", "rate", "learned", "solved", "errors (seed by seed)", "time"], body)
+
+
 def equations() -> str:
     """Relative L2 errors on differential equations, and in brackets the seconds of one core (docs/differential.md)."""
     ways = ("solved", "trained", "learned", "deepxde", "spectral")
@@ -634,9 +661,9 @@ if __name__ == "__main__":
         shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
-        tabular_hard,
+        tabular_hard, tabular_columns,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
-        equations, equations_estimates,
+        fields, equations, equations_estimates,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

@@ -1,5 +1,7 @@
 """One thread: the problems are tiny, and threads that wait for each other make them slow on a busy machine."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -16,3 +18,16 @@ def trained(tmp_path_factory):
     here = tmp_path_factory.mktemp("trained")
     homes().to_csv(here / "homes.csv", index=False)
     return here, training.train(here / "homes.csv", "price", here / "model", categorical=["zip"], max_iter=25)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()

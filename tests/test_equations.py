@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import math
 import re
 from pathlib import Path
@@ -573,3 +574,33 @@ def test_the_problems_of_the_benchmark_have_the_solutions_that_it_says(monkeypat
             value = case.problem.apply(case.problem.conditions[at], arguments)
             size = max(1.0, float(torch.as_tensor(batch.target).abs().max()))
             assert float((value - batch.target).abs().max()) < 1e-7 * size, (name, at)
+
+
+def test_the_benchmark_goes_on_where_it_was_stopped_and_keeps_one_version(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    benchmark = load("benchmarks/equations.py")
+    made = []
+
+    def compare(name, quick):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(name)
+        return {"problem": name, "title": name, **dict.fromkeys(("trained", "learned", "deepxde", "spectral"))} | {
+            "solved": {"error": float(len(made))}
+        }
+
+    monkeypatch.setattr(benchmark, "compare", compare)
+    arguments = ["--quick", "--out", str(tmp_path / "rows.json")]
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main(arguments)
+    assert made == list(benchmark.QUICK[:2])
+    made.clear()
+    benchmark.main(arguments)
+    assert made == list(benchmark.QUICK[2:])
+    made.clear()
+    monkeypatch.setattr(benchmark, "STEPS", 7)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main(arguments)
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row["problem"] for row in rows} == set(benchmark.QUICK[:2]), "rows of other settings are gone"
+    assert {row["made_by"] for row in rows} == {benchmark.version(True)}

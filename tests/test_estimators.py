@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import closedform as cf
 from closedform.arrays import moments
 from closedform.estimators import ClosedFormClassifier, ClosedFormRegressor
-from closedform.tabular.prepare import folds, merged
+from closedform.tabular.rows import folds, merged
 
 from .table_cases import FAST, classes, table
 

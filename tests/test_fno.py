@@ -160,6 +160,9 @@ def test_a_wider_search_joins_the_results_it_started_from(tmp_path):
     assert set(new["seed"]) == {0, 1}
     assert "beyond an end" in spec.load(wider).text
     assert (wider / fno_samples.FILE).read_bytes() == (more / fno_samples.FILE).read_bytes()
+    joined = fno.join([first, more, wider], tmp_path / "all")
+    assert len(joined) == len(after)
+    assert spec.load(tmp_path / "all").text == spec.load(wider).text
 
 
 def test_a_small_copy_gives_the_same_page(tmp_path):

@@ -50,7 +50,7 @@ class UNet(nn.Module):
 
 
 def _neuralop(name: str) -> nn.Module:
-    models = pytest.importorskip("neuralop.models", exc_type=ImportError)
+    models = pytest.importorskip("neuralop.models")
     if name == "FNO":
         return models.FNO(n_modes=(6, 6), in_channels=1, out_channels=1, hidden_channels=8, n_layers=2)
     if name == "TFNO":

@@ -190,12 +190,12 @@ def test_few_rows_take_no_square_matrix(tmp_path):
 def test_the_tables_of_docs_tabular_are_the_committed_results():
     page = (ROOT / "docs" / "tabular.md").read_text()
     made = tables()
-    for name in ("errors", "wins", "times", "epochs", "lambda", "search", "hard"):
+    for name in ("errors", "wins", "times", "epochs", "lambda", "search", "hard", "columns"):
         assert getattr(made, f"tabular_{name}")() in page, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tabular", "tabular_hard", "tabular_lambda", "tabular_search"])
+@pytest.mark.parametrize("name", ["tabular", "tabular_columns", "tabular_hard", "tabular_lambda", "tabular_search"])
 def test_the_benchmarks_on_tables_run(name, tmp_path):
     pytest.importorskip("lightgbm")
     from closedform.paper.data import tabular as uci

@@ -2,56 +2,19 @@
 
 import math
 import re
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from closedform.paper.report import panels, summary, write
 
+from .browsing import Visit
 from .report_tables import HOSTILE, METHODS, falling, hostile, save, small, sweep
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save(tmp_path_factory.mktemp("results"), sweep())
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-class Visit:
-    """A page in the browser, with all that went wrong on it."""
-
-    def __init__(self, browser, path: Path, width=1280):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme="light")
-        self.page = self.context.new_page()
-        self.requests, self.complaints = [], []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.goto(path.as_uri())
-        self.url = path.as_uri()
-
-    def count(self, selector):
-        return self.page.locator(selector).count()
-
-    def style(self, selector, name):
-        return self.page.locator(selector).first.evaluate("(node, name) => getComputedStyle(node)[name]", name)
-
-    def overflow(self):
-        return self.page.evaluate("document.documentElement.scrollWidth")
 
 
 @pytest.fixture

@@ -182,3 +182,15 @@ def test_solve_is_differentiable_in_the_targets(n, lam):
     E.requires_grad_()
     assert torch.autograd.gradcheck(lambda E: linalg.ridge(Rows(X, E), lam).update, E)
     assert torch.autograd.gradcheck(lambda E: linalg.ridge(Rows(X, E).moments(), lam).update, E)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 9])
+def test_outputs_of_several_layers_are_those_of_each(layers):
+    from closedform.solver.systems import outputs
+
+    X, W = torch.randn(20, 6, dtype=torch.float64), torch.randn(layers, 2, 6, dtype=torch.float64)
+    together = outputs(X, W)
+    assert together.shape == (layers, 20, 2)
+    for one, alone in zip(together, W):
+        assert torch.allclose(one, X @ alone.T, rtol=1e-13, atol=1e-13)
+        assert torch.allclose(outputs(X, alone), X @ alone.T, rtol=1e-13, atol=1e-13)

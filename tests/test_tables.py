@@ -17,9 +17,9 @@ import pandas as pd
 
 from closedform import archive
 from closedform.estimators import load
-from closedform.tabular import charts, folder, preparing, reading, training
+from closedform.tabular import charts, choosing, folder, permutation, reading, target, training
 
-from .table_cases import RUN, command, homes
+from .table_cases import RUN, command, everyday, homes
 
 # ---- What comes out ------------------------------------------------------------------------------
 
@@ -33,8 +33,18 @@ def test_the_folder(trained):
     assert outcome.scores["closedform"] < 0.5 * np.std(homes().price)
     body = json.loads((here / "model" / "model.json").read_text())
     assert body["task"] == "regression"
-    assert body["preparation"]["categories"] == ["district", "zip"]
-    assert set(body["scores"]) == {"metric", "closedform", "ridge", "plain Adam network"}
+    assert body["target"] == "price"
+    assert body["data"] == "../homes.csv"
+    assert {c["name"]: c["kind"] for c in body["preparation"]["columns"]} == {
+        "area": "number", "rooms": "number", "district": "category", "zip": "category"
+    }  # fmt: skip
+    assert list(body["columns"]) == ["area", "rooms", "district", "zip"]
+    assert set(body["scores"]) == {
+        "metric", "closedform", "ridge", "plain Adam network", "mean of the training rows"
+    }  # fmt: skip
+    spread = np.std(pd.read_csv(here / "model" / "predictions.csv")["true price"])
+    assert body["R²"]["closedform"] == pytest.approx(1 - (outcome.scores["closedform"] / spread) ** 2)
+    assert -0.2 < body["R²"]["mean of the training rows"] <= 0
 
 
 def test_predictions_csv_is_what_the_score_says(trained):
@@ -101,34 +111,47 @@ def test_classes(tmp_path):
     np.testing.assert_allclose(rows["probability of cheap"] + rows["probability of dear"], 1)
 
 
-def test_the_preparation_comes_back_from_json(trained):
+def test_the_folder_loads_in_python(trained):
+    """With its preparation: a data frame, a table with other columns in another order, and the file agree."""
     here, outcome = trained
-    model = folder.load(here / "model")
-    given = preparing.frame(here / "homes.csv", reading.whole(here / "homes.csv"), model.preparation)
-    again, before = preparing.transformer(model.preparation), preparing.transformer(outcome.model.preparation)
-    assert np.array_equal(again.transform(given), before.transform(given))
-    # against scikit-learn fitted on the rows trained on themselves
+    model = load(here / "model")
+    frame = pd.read_csv(here / "homes.csv")
+    assert command("predict", here / "model", here / "homes.csv", "--out", here / "p.csv")[0] == 0
+    expected = pd.read_csv(here / "p.csv")["predicted price"]
+    np.testing.assert_allclose(model.predict(frame), expected, rtol=1e-12)
+    shuffled = frame[["zip", "price", "district", "rooms", "area"]].assign(more=1)
+    assert np.array_equal(model.predict(shuffled), model.predict(frame))
+    assert np.array_equal(outcome.model.estimator.predict(frame), model.predict(frame))
+    assert model.preparation_.descriptions() == json.loads((here / "model" / "model.json").read_text())["columns"]
+    with pytest.raises(ValueError, match="there is no column 'rooms'; the model needs it"):
+        model.predict(frame.drop(columns="rooms"))
+
+
+def test_numbers_are_imputed_as_scikit_learn_does(trained):
     from sklearn.impute import SimpleImputer
 
-    numbers = given[["area", "rooms"]]
+    here, outcome = trained
+    table = reading.whole(here / "homes.csv")
+    numbers = homes()[["area", "rooms"]].set_axis(table.index)
     tested = pd.read_csv(here / "model" / "predictions.csv")["row"]
     imputer = SimpleImputer(strategy="median", add_indicator=True).fit(numbers.drop(index=tested))
-    expected = imputer.transform(numbers)
-    assert np.array_equal(again.transform(given)[:, : expected.shape[1]], expected)
+    prepared = outcome.model.preparation.transform(table)
+    assert np.array_equal(prepared[:, [0, 2, 1]], imputer.transform(numbers))
 
 
 def test_the_preparation_knows_only_the_rows_to_train_on(tmp_path):
     path = tmp_path / "t.csv"
-    table = pd.DataFrame({"a": range(40), "b": ["x", "y"] * 20, "only": [""] * 40, "z": range(40)})
+    table = pd.DataFrame({"a": range(40), "b": ["x", "y"] * 20, "only": [""] * 40})
     table.loc[39, ["a", "b", "only"]] = [10**6, "w", "3"]
     table.loc[38, "b"] = "w"
     table.to_csv(path, index=False)
     read = reading.whole(path)
     for rows in (np.arange(20), np.arange(38)):
-        found, remarks = preparing.find(path, read, ["a", "b", "only"], [], rows)
-        assert found.medians == [np.median(rows)]
-        assert found.values == [["x", "y"]]
-        assert remarks == ["column 'only' is left out: all its values are missing in the rows to train on"]
+        preparation = choosing.choose(read, rows=rows)
+        number, category, empty = preparation.columns
+        assert number.median == np.median(rows)
+        assert category.values == ["x", "y"]
+        assert empty.reason == "all its values are missing in the rows to train on"
 
 
 def test_the_task_of_a_target(tmp_path):
@@ -142,7 +165,42 @@ def test_the_task_of_a_target(tmp_path):
         ([True, False] * 20, "classification"),
     ):
         pd.DataFrame({"x": range(len(values)), "y": values}).to_csv(path, index=False)
-        assert training._target(path, reading.whole(path), "y", "auto", [])[2] == expected
+        assert target.read(reading.whole(path), "y", "auto", []).task == expected
+
+
+def test_what_columns_were_taken_for_is_said(tmp_path):
+    table = everyday(120).assign(**{"a,b": 1.5, "price [usd]": np.arange(120) ** 1.5})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    code, said = command(
+        "train", tmp_path / "t.csv", "--target", "price [usd]", "--epochs", 1, "--ignore", "a,b", "--ignore",
+        "number, agent_id", "--ignore", "note", "--categorical", "grade", "--importance", "none",
+    )  # fmt: skip
+    assert code == 0
+    assert "  numbers: area (m²), cost ($), share (%), rooms\n" in said
+    assert "  dates and times: sold, seen\n" in said
+    assert "  left out: number, agent_id, note, empty, same, a,b\n" in said
+    assert "Column 'empty' is left out: all its values are missing." in said
+    assert "only 24 rows" in said
+    assert "R²" in said
+    assert "mean of the training rows" in said
+    body = json.loads((tmp_path / "t-model" / "model.json").read_text(encoding="utf-8"))
+    assert body["columns"]["agent_id"] == "left out: as you asked"
+    assert body["columns"]["grade"] == "category, 4 values"
+    assert command("predict", tmp_path / "t-model", tmp_path / "t.csv")[0] == 0
+    frame = pd.read_csv(tmp_path / "t.csv").drop(columns=["number", "note", "a,b"])
+    expected = pd.read_csv(tmp_path / "t-predictions.csv")["predicted price [usd]"]
+    np.testing.assert_allclose(load(tmp_path / "t-model").predict(frame), expected, rtol=1e-12)
+
+
+def test_a_target_with_a_unit(tmp_path):
+    table = homes(60)
+    table["price"] = [f"${price:,.2f}" for price in 1000 * table.price]
+    table.to_csv(tmp_path / "homes.csv", index=False)
+    outcome = training.train(tmp_path / "homes.csv", "price", tmp_path / "m", max_iter=1)
+    rows = pd.read_csv(tmp_path / "m" / "predictions.csv", index_col="row")
+    assert outcome.model.task == "regression"
+    assert np.array_equal(rows["true price"], (1000 * homes(60).price).round(2).to_numpy()[rows.index - 1])
+    assert any("taken as numbers, in $" in remark for remark in outcome.remarks)
 
 
 @pytest.mark.parametrize("target", ["rate [/s]", "price [usd]", "[bold]p[/bold] :smile:"])
@@ -195,11 +253,48 @@ def test_names_cannot_write_html(tmp_path):
 def test_the_most_important_column_comes_first(trained):
     here, _ = trained
     model = folder.load(here / "model")
-    table = reading.whole(here / "homes.csv")
-    given = preparing.frame(here / "homes.csv", table, model.preparation)
-    found = training._importance(model.pipeline(), given, homes().price.to_numpy(), 0)
-    assert found[0][0] == "area"
-    assert found[0][1] > 3 * abs({n: v for n, v, _ in found}["zip"])
+    X = model.preparation.transform(reading.whole(here / "homes.csv"))
+    full = permutation.importance(model.estimator, X, homes().price.to_numpy(), "regression", 0, budget=None)
+    assert full.entries[0][0] == "area"
+    assert full.entries[0][1] > 3 * abs({n: v for n, v, _ in full.entries}["zip"])
+    assert (full.rows, full.shuffles, full.columns) == (200, permutation.SHUFFLES, 4)
+    one = permutation.importance(model.estimator, X, homes().price.to_numpy(), "regression", 0, budget=1e-9)
+    assert [name for name, _, _ in one.entries] == ["area"]  # what the predictions go with most
+    assert (one.rows, one.shuffles, one.columns) == (200, 1, 4)
+    assert "1 of 4 columns" in one.caption()
+
+
+def test_importance_is_scikit_learns(trained):
+    """The same measure as `permutation_importance` on the table itself, up to the shuffles that are drawn."""
+    from sklearn.inspection import permutation_importance
+
+    here, _ = trained
+    model = folder.load(here / "model")
+    table, y = pd.read_csv(here / "homes.csv"), homes().price.to_numpy()
+    ours = permutation.importance(model.estimator, model.preparation.transform(table), y, "regression", 0, budget=None)
+    theirs = permutation_importance(
+        model.estimator, table[model.preparation.used], y, n_repeats=5, scoring="neg_root_mean_squared_error",
+        random_state=0,
+    )  # fmt: skip
+    for name, value, spread in ours.entries:
+        k = model.preparation.used.index(name)
+        assert abs(value - theirs.importances_mean[k]) < 4 * (spread + theirs.importances_std[k]) + 1e-9
+
+
+def test_many_columns_do_not_wait_for_their_importance(tmp_path):
+    g = np.random.default_rng(0)
+    wide = pd.DataFrame(g.normal(size=(60, 500)), columns=[f"c{k}" for k in range(500)])
+    wide["y"] = wide.c7 * 3 + g.normal(size=60)
+    wide.to_parquet(tmp_path / "wide.parquet")
+    steps = []
+    outcome = training.train(
+        tmp_path / "wide.parquet", "y", tmp_path / "m", max_iter=2, progress=lambda done, total: steps.append(done)
+    )
+    assert outcome.importance is not None
+    assert steps == list(range(1, len(outcome.importance.entries) + 1))
+    quiet = training.train(tmp_path / "wide.parquet", "y", tmp_path / "m", max_iter=2, importance="none")
+    assert quiet.importance is None
+    assert "Permutation" not in (tmp_path / "m" / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_sentence_says_who_is_better():

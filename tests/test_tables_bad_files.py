@@ -12,7 +12,7 @@ pytest.importorskip("typer")
 
 import pandas as pd
 
-from closedform.tabular import reading, training
+from closedform.tabular import cells, reading, target
 
 from .table_cases import GOOD, RUN, command, homes
 
@@ -25,13 +25,13 @@ BAD = [
     bad("no header", GOOD.partition("\n")[2], "no header"),
     bad("no such target", GOOD, "there is no column 'cost'", "'area', 'rooms', 'price'", arguments=("--target", "cost")),
     bad("no such category", GOOD, "no column 'zip'", arguments=("--target", "price", "--categorical", "zip")),
-    bad("text in a number column", GOOD.replace("\n7.5,", "\nseven,"), "row 8", "'area'", "'seven'", "--categorical area"),
+    bad("text in a number column", GOOD.replace("\n7.5,", "\nseven,"), "row 8", "'area'", "'seven'", "--categorical area",
+        "--ignore area"),
     bad("text in the target", GOOD.replace(",21.25", ",dear"), "row 8", "'price'", "'dear'"),
     bad("infinite", GOOD.replace("\n7.5,", "\ninf,"), "row 8", "'area'", "finite"),
     bad("one row", "\n".join(GOOD.splitlines()[:2]) + "\n", "1 row", "at least 2"),
     bad("no rows", GOOD.splitlines()[0] + "\n", "0 rows"),
     bad("empty", "", "empty"),
-    bad("all missing", GOOD.replace("area", "area,empty").replace(".5,", ".5,,"), "column 'empty'", "all 30 rows"),
     bad("all of the target missing", "a,price\n1,\n2,\n3,\n4,\n5,\n", "'price'", "all 5 rows"),
     bad("duplicate names", GOOD.replace("rooms", "area"), "'area'", "columns 1 and 2"),
     bad("a column without a name", GOOD.replace("rooms", ""), "column 2 of 3 has no name"),
@@ -42,8 +42,15 @@ BAD = [
     bad("too few cells", GOOD.replace("\n7.5,3,", "\n7.5,"), "row 8 has 2 cells; expected 3"),
     bad("an open quote", GOOD + '"1,2,3\n', "not a table"),
     bad("a large number", GOOD.replace("\n7.5,", "\n1e300,"), "row 8", "'area'", "1e300"),
-    bad("decimal commas", GOOD.replace(",", ";").replace(".", ","), "row 1", "'price'", "'0,25'", "1234.5"),
-    bad("thousands", "a,price\n" + "".join(f'"{i},500",{i}.5\n' for i in range(1, 30)), "row 1", "'a'", "'1,500'"),
+    bad("two units", "a,price\n" + "".join(f"{i},{i}.5 {'km' if i % 2 else 'm'}\n" for i in range(30)), "'price'",
+        "several units"),
+    bad("a name in another case", GOOD, "no column 'Price'", "did you mean 'price'?", arguments=("--target", "Price")),
+    bad("no such column to ignore", GOOD, "no column 'room'", "did you mean 'rooms'?",
+        arguments=("--target", "price", "--ignore", "room")),
+    bad("the target ignored", GOOD, "'price'", "cannot be ignored", arguments=("--target", "price", "--ignore", "price")),
+    bad("everything ignored", GOOD, "no column is left", arguments=("--target", "price", "--ignore", "area,rooms")),
+    bad("a date that is none", "day,price\n" + "".join(f"2024-01-{1 + i},{i}.5\n" for i in range(30)) + "soon,7\n",
+        "row 31", "'day'", "'soon'"),
     bad("blank lines", "\n\n\n", "blank"),
     bad("gzip", b"\x1f\x8b\x08\x00", "gzip"),
     bad("a target that does not vary", "a,price\n" + "1,5.5\n2,5.5\n" * 5, "'price'", "every row is 5.5"),
@@ -133,13 +140,13 @@ def test_spellings_of_missing_and_of_whole_numbers(tmp_path):
     path.write_text("a,b\nn/a,1\n#N/A,1.0\n<NA>,01\nna,1.5\n-,x\n2,-3.00\n")
     table = reading.whole(path)
     assert table["a"].isna().tolist() == [True] * 5 + [False]
-    assert reading.texts(table["b"]).tolist() == ["1", "1", "01", "1.5", "x", "-3"]
+    assert cells.texts(table["b"]).tolist() == ["1", "1", "01", "1.5", "x", "-3"]
 
 
 def test_a_class_of_one_row_is_trained_on():
     y = np.array(["no"] * 20 + ["yes"])
     for seed in range(30):
-        first, second = training._split(y, seed, "classification")
+        first, second = target.split(y, seed, "classification")
         assert 20 in first
         assert sorted([*first, *second]) == list(range(21))
 

@@ -89,6 +89,12 @@ def test_an_error_in_training_leaves_nothing(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["homes.csv"]
 
 
+def changed(body, place, **settings):
+    columns = [dict(column) for column in body["preparation"]["columns"]]
+    columns[place] |= settings
+    return body | {"preparation": body["preparation"] | {"columns": columns}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -97,11 +103,24 @@ def test_an_error_in_training_leaves_nothing(tmp_path, monkeypatch):
         lambda b: b | {"target": [1]},
         lambda b: b | {"task": "classification"},
         lambda b: b | {"preparation": []},
-        lambda b: b | {"preparation": b["preparation"] | {"medians": ["x", 1.0]}},
-        lambda b: b | {"preparation": b["preparation"] | {"medians": [1.0]}},
-        lambda b: b | {"preparation": b["preparation"] | {"numbers": "ab"}},
-        lambda b: b | {"preparation": b["preparation"] | {"values": [[], []]}},
-        lambda b: b | {"preparation": b["preparation"] | {"values": [["a", "a"], ["b"]]}},
+        lambda b: b | {"preparation": {"columns": "ab", "by_name": True}},
+        lambda b: b | {"preparation": {"columns": [], "by_name": True}},
+        lambda b: b | {"preparation": b["preparation"] | {"by_name": 1}},
+        lambda b: b | {"preparation": b["preparation"] | {"columns": [*b["preparation"]["columns"]] * 2}},
+        lambda b: changed(b, 0, median="x"),
+        lambda b: changed(b, 0, median=float("nan")),
+        lambda b: changed(b, 0, median=1.0),  # one that is not the model's
+        lambda b: changed(b, 0, gaps=1),
+        lambda b: changed(b, 0, codes="ab"),
+        lambda b: changed(b, 0, spelling={"unit": 3, "decimal": "."}),
+        lambda b: changed(b, 0, spelling={"unit": "m"}),
+        lambda b: changed(b, 0, spelling={"unit": "m", "decimal": ""}),
+        lambda b: changed(b, 0, kind="guess"),
+        lambda b: changed(b, 0, kind="category"),
+        lambda b: changed(b, 2, values=[]),
+        lambda b: changed(b, 2, values=["a", "a"]),
+        lambda b: changed(b, 2, rare=-1),
+        lambda b: changed(b, 0, kind="left out"),
     ],
 )
 def test_a_description_that_is_none_is_named(change, trained, tmp_path):
@@ -122,6 +141,29 @@ def test_parts_of_two_models_are_noticed(trained, tmp_path):
     code, said = command("predict", tmp_path / "model", here / "homes.csv")
     assert code == 2
     assert "they are of different models" in said
+
+
+def test_a_model_of_another_target_or_file_is_not_replaced(tmp_path):
+    homes(60).to_csv(tmp_path / "homes.csv", index=False)
+    homes(60, seed=1).to_csv(tmp_path / "flats.csv", index=False)
+    out = ("--out", tmp_path / "m", "--epochs", 1)
+    assert command("train", tmp_path / "homes.csv", "--target", "price", *out)[0] == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    for data, column in (("homes.csv", "rooms"), ("flats.csv", "price")):
+        code, said = command("train", tmp_path / data, "--target", column, *out)
+        assert code == 2
+        assert "holds a model of 'price' from homes.csv; --overwrite" in said
+        assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
+        assert not (tmp_path / "m.partial").exists()
+    assert command("train", tmp_path / "homes.csv", "--target", "price", *out)[0] == 0  # the same once more
+    assert command("train", tmp_path / "flats.csv", "--target", "rooms", "--overwrite", *out)[0] == 0
+    assert json.loads((tmp_path / "m" / "model.json").read_text())["target"] == "rooms"
+    homes_and_model = tmp_path / "elsewhere"
+    homes_and_model.mkdir()
+    for name in ("flats.csv", "m"):
+        (tmp_path / name).rename(homes_and_model / name)  # moved together they belong together
+    moved = ("--out", homes_and_model / "m", "--epochs", 1)
+    assert command("train", homes_and_model / "flats.csv", "--target", "rooms", *moved)[0] == 0
 
 
 def test_two_trainings_of_one_folder_do_not_meet(tmp_path):

@@ -23,6 +23,7 @@ ROOMS = {  # imported when a file of theirs is read, so that neither room needs 
     "DFIVRegressor": "closedform.iv.files",
     "DFPVRegressor": "closedform.iv.files",
 }
+FOLDERS = "closedform.tabular.folder"  # likewise
 
 
 def save(estimator: Any, path: str | Path) -> Path:
@@ -41,12 +42,16 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def load(path: str | Path, *, backbone: nn.Module | None = None) -> Any:
-    """Read an estimator that its `save` wrote. One with a backbone of your own needs a module of the same kind again, since
-    a file of numbers cannot hold code."""
+    """Read an estimator that its `save` wrote, or that of a folder that `closedform train` wrote. One with a backbone of
+    your own needs a module of the same kind again, since a file of numbers cannot hold code."""
     require("loading an estimator", "sklearn", "sklearn", "safetensors")
     path = Path(path)
+    if path.is_dir():
+        return import_module(FOLDERS).load(path).estimator
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; expected a file that an estimator's save wrote")
+        raise FileNotFoundError(
+            f"{path} is not there; expected a file that an estimator's save wrote, or a folder of closedform train"
+        )
     header, tensors = archive.read(path)
     try:
         return rebuilt(header, tensors, backbone)

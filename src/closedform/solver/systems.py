@@ -311,9 +311,9 @@ class Batch:
         """What is left to fit at W of the working targets at W_k."""
         if isinstance(self.loss, (Squared, GeneralizedSquared)):
             t = y if isinstance(self.loss, Squared) else self.loss.m * y
-            return t if W is None else t - X @ W.to(X.dtype).mT
-        z = None if W is None else X @ W.to(X.dtype).mT
-        z_k = z if W_k is W else None if W_k is None else X @ W_k.to(X.dtype).mT
+            return t if W is None else t - outputs(X, W)
+        z = None if W is None else outputs(X, W)
+        z_k = z if W_k is W else None if W_k is None else outputs(X, W_k)
         t = self.loss.working_target(torch.zeros_like(y) if z_k is None else z_k, y)
         return t if z is None else t - z
 
@@ -376,18 +376,27 @@ def _added(total: Tensor | None, XT: Tensor, E: Tensor) -> Tensor:
     return total.addmm_(XT, E)
 
 
+def outputs(X: Tensor, W: Tensor) -> Tensor:
+    """`X W^T` in the dtype of X. Several layers `(K, o, D)` on features that they share, `(n, D)`, are one product, which
+    reads the features once; where there are more outputs than features, their order in memory counts for more."""
+    W = W.to(X.dtype)
+    if X.ndim != 2 or W.ndim != 3 or W.shape[:2].numel() > X.shape[1]:
+        return X @ W.mT
+    return (X @ W.flatten(0, 1).mT).unflatten(1, W.shape[:2]).transpose(0, 1)
+
+
 def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:
     """The rows in the solver's dtype, with a 1 at the end of each for the bias; then zeros up to a multiple of eight where
     that makes products faster. Rows that are stored feature by feature stay so."""
     *lead, n, d = phi.shape
     dtype = route.precision(phi.device) if dtype is None else dtype
-    if phi.requires_grad or torch.compiler.is_compiling() or (phi.device.type == "cpu" and not lead):
+    if phi.requires_grad or torch.compiler.is_compiling():
         return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0) if bias else phi.to(dtype)
     if not bias and phi.dtype == dtype and (lead or phi.device.type == "cpu"):
         return phi
     D = d + int(bias)
     transposed = d > 1 and phi.stride(-1) != 1
-    width = D if lead else -(-D // 8) * 8
+    width = D if lead or phi.device.type == "cpu" else -(-D // 8) * 8
     X = torch.empty(*lead, *((width, n) if transposed else (n, width)), dtype=dtype, device=phi.device)
     X = X.mT if transposed else X
     X[..., :d] = phi

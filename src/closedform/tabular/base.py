@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from ..arrays import as_numpy, moments, one_thread
 from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
 from ..stack.periodic import PeriodicPerceptron
-from . import conformal
+from . import conformal, frames
+from .columns import Preparation
 from .loop import Engine, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
 from .networks import Networks
-from .prepare import folds, merged
+from .rows import folds, merged
 from .scaling import centre_and_scale, scaled, wavy
 from .settings import Settings
 
@@ -40,7 +41,8 @@ class Estimator(Settings, ABC):
     # ---- Fitting ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train on `X (n, features)` and `y`; arrays, data frames or tensors. Returns the estimator."""
+        """Train on `X (n, features)` and `y`; arrays, tensors or data frames, which may hold texts, dates and gaps.
+        Returns the estimator."""
         return self._fit(X, y, sample_weight)
 
     def _fit(
@@ -49,13 +51,15 @@ class Estimator(Settings, ABC):
         y: Any,
         sample_weight: Any = None,
         *,
+        preparation: Preparation | None = None,
         resume: Callable[[], tuple[Record, dict[str, Tensor]] | None] | None = None,
         on_epoch: Callable[[Record, Engine, Plan], None] | None = None,
     ) -> Any:
-        """`fit`, with a look in after every epoch and, from `resume`, a record and an engine's state to go on from."""
+        """`fit`, with a preparation that is known already, a look in after every epoch and, from `resume`, a record and an
+        engine's state to go on from."""
         self._check_parameters()
         with self._unchanged_on_error():
-            return self._fitted(X, y, sample_weight, resume, on_epoch)
+            return self._fitted(X, y, sample_weight, preparation, resume, on_epoch)
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -71,9 +75,11 @@ class Estimator(Settings, ABC):
                 engine.restore(state)
             raise
 
-    def _fitted(self, X: Any, y: Any, sample_weight: Any, resume: Any, on_epoch: Any) -> Any:
+    def _fitted(
+        self, X: Any, y: Any, sample_weight: Any, preparation: Preparation | None, resume: Any, on_epoch: Any
+    ) -> Any:
         again = self.warm_start and hasattr(self, "engine_")
-        X, Y, weight = self._validated(X, y, sample_weight, reset=not again)
+        X, Y, weight = self._validated(X, y, sample_weight, reset=not again, preparation=preparation)
         X, Y, weight = self._merged(X, Y, weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if not again:
@@ -203,9 +209,9 @@ class Estimator(Settings, ABC):
         """The targets as numbers; the regressor and the classifier each have it."""
 
     def _validated(
-        self, X: Any, y: Any, sample_weight: Any, *, reset: bool
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool, preparation: Preparation | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        X, y = validate_data(self, as_numpy(X), as_numpy(y), reset=reset, dtype=np.float64, multi_output=True)
+        X, y = frames.validated(self, X, y, reset=reset, preparation=preparation)
         Y = self._encoded(y, reset=reset)
         if sample_weight is None:
             return X, Y, None
@@ -246,7 +252,7 @@ class Estimator(Settings, ABC):
     def _pieces(self, X: Any) -> Iterator[Tensor]:
         """The features, some rows at a time: those of all rows may be more than memory holds."""
         check_is_fitted(self)
-        X = validate_data(self, as_numpy(X), reset=False, dtype=np.float64)
+        X = frames.validated(self, X, reset=False)
         for low in range(0, len(X), CHUNK):
             with one_thread():
                 phi = self._features(X[low : low + CHUNK])

@@ -55,6 +55,15 @@ def number(value: float) -> str:
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
+def share(value: float) -> str:
+    """R² or an accuracy, as far as it is one.
+
+    >>> share(0.98765), share(float("nan")), share(-1e-9)
+    ('0.988', 'none', '0.000')
+    """
+    return f"{round(value, 3) + 0.0:.3f}" if math.isfinite(value) else "none"  # no -0.000
+
+
 def _frame(x: Axis, y: Axis, x_label: str, y_label: str, marks: str, described: str) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(described, quote=True)}">']
     for value in y.ticks():

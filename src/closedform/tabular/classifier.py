@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from . import conformal
 from .base import Estimator
-from .prepare import merged, spread
+from .rows import merged, spread
 
 
 class ClosedFormClassifier(ClassifierMixin, Estimator):

@@ -23,6 +23,14 @@ class Task(str, enum.Enum):
     classification = "classification"
 
 
+class ImportanceOf(str, enum.Enum):
+    quick = "quick"
+    full = "full"
+    none = "none"
+
+
+REMARKS = 15  # about columns that are printed
+NAMES = 12  # columns of a kind that are listed by name
 Encoding = Annotated[str, typer.Option(help="Of a CSV file.")]
 
 
@@ -37,10 +45,17 @@ def train(
     categorical: Annotated[
         list[str] | None, typer.Option(help="Columns to take as categories: names, comma-separated or repeated.")
     ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Columns to leave out: names, comma-separated or repeated.")
+    ] = None,
     task: Annotated[Task, typer.Option(help="What the target is.")] = Task.auto,
     out: Annotated[Path | None, typer.Option(help="The folder to write; NAME-model beside the file otherwise.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="A number that suits the table otherwise.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split and the training.")] = 0,
+    importance: Annotated[
+        ImportanceOf, typer.Option(help="Of the columns: quick takes some seconds, full as long as it needs.")
+    ] = ImportanceOf.quick,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model of another target or file.")] = False,
     encoding: Encoding = "utf-8-sig",
 ) -> None:
     """Train on a table and write a folder: the model, a report page and predictions for the rows it was tested on.
@@ -55,7 +70,6 @@ def train(
     folder = out or data.with_name(f"{data.stem}-model")
     if out is None and folder.is_symlink():
         raise ValueError(f"{folder} is a link, which is not followed unless --out names it")
-    names = [name.strip() for entry in categorical or [] for name in entry.split(",") if name.strip()]
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     try:
         with Progress(
@@ -77,13 +91,17 @@ def train(
                 data,
                 target,
                 folder,
-                categorical=names,
+                categorical=categorical or (),
+                ignored=ignore or (),
                 task=task.value,
                 seed=seed,
                 max_iter=epochs,
                 encoding=encoding,
+                overwrite=overwrite,
+                importance=importance.value,
                 shown=shown,
                 stage=lambda text: progress.update(bar, description=text),
+                progress=lambda done, total: progress.update(bar, total=total, completed=done, note="columns"),
             )
     except KeyboardInterrupt:
         console.print("Stopped. The same command goes on from the last epoch.")
@@ -92,20 +110,27 @@ def train(
 
 
 def _show(console: Console, outcome: Any, folder: Path) -> None:
-    from .charts import number
+    from .charts import number, share
     from .page import sentence
 
-    for remark in outcome.remarks:
+    _say(console, "Columns taken as")
+    for kind, names in outcome.model.preparation.summary().items():
+        more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
+        _say(console, f"  {kind}: {', '.join(names[:NAMES])}{more}")
+    about_columns = outcome.model.preparation.remarks
+    for remark in [*about_columns[:REMARKS], *outcome.remarks]:
         _say(console, remark[0].upper() + remark[1:] + ".")
+    if len(about_columns) > REMARKS:
+        _say(console, f"{len(about_columns) - REMARKS:,} more remarks about columns stand in the report.")
     title = f"{outcome.metric} on {outcome.test_rows:,} rows to test ({outcome.train_rows:,} to train)"
     table = Table(title=title)
-    for name in ("model", outcome.metric, "/ closedform", "seconds"):
+    for name in ("model", outcome.metric, "/ closedform", outcome.quality_name, "seconds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     own, best = outcome.scores["closedform"], min(outcome.scores.values())
     for name, score in outcome.scores.items():
         shown = Text(number(score), style="bold green" if score == best else "")
         ratio = f"{score / own:.2f}" if own else ""
-        table.add_row(name, shown, ratio, f"{outcome.seconds[name]:.2f}")
+        table.add_row(name, shown, ratio, share(outcome.quality[name]), f"{outcome.seconds[name]:.2f}")
     console.print(table)
     _say(console, sentence(outcome))
     _say(console, f"\nModel: {folder}    report: {folder / 'report.html'}")

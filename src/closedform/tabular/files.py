@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
+from .columns import Preparation
 
 ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "target_mean_", "target_scale_")
 ATTRIBUTES = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
@@ -31,6 +32,8 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     if hasattr(estimator, "feature_names_in_"):
         body["feature_names"] = [str(name) for name in estimator.feature_names_in_]
+    if hasattr(estimator, "preparation_"):
+        body["preparation"] = estimator.preparation_.to_json()
     if hasattr(estimator, "classes_"):
         body["classes"] = _described_classes(estimator.classes_)
     return body, tensors
@@ -53,7 +56,10 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
     kind = ClosedFormRegressor if header["class"] == "ClosedFormRegressor" else ClosedFormClassifier
     estimator: Any = kind(**rebuilt_parameters(header["parameters"], backbone))
     estimator._check_parameters()
-    files_check.everything(estimator, header, tensors)
+    preparation = Preparation.from_json(header["preparation"]) if "preparation" in header else None
+    files_check.everything(estimator, header, tensors, preparation)
+    if preparation is not None:
+        estimator.preparation_ = preparation
     for name in ATTRIBUTES:
         if name in header["attributes"]:
             setattr(estimator, name, header["attributes"][name])

@@ -12,13 +12,16 @@ from torch import Tensor
 from ..estimator_files import check_tensor
 from ..solver.rules import Kalman
 from ..stack.periodic import MIXED
+from .columns import Preparation
 
 MOST_ROWS = 2**40  # of a fit; more would take years to read
 CLASS_KINDS = "biufUO"  # of numpy's types: booleans, numbers and texts
 LABELS = (str, int, float, bool)
 
 
-def everything(estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def everything(
+    estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor], preparation: Preparation | None
+) -> None:
     """Raise a ValueError that says what is wrong; `estimator` has its parameters and no more."""
     rows = header["rows"]
     if type(rows) is not int or not 0 < rows <= MOST_ROWS:
@@ -28,10 +31,13 @@ def everything(estimator: Any, header: dict[str, Any], tensors: dict[str, Tensor
     )
     members = estimator._members(rows)
     _arrays(tensors, inputs, outputs, members)
-    _attributes(header["attributes"], inputs)
-    names = header.get("feature_names", [""] * inputs)
-    if not isinstance(names, list) or len(names) != inputs or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"feature_names must be {inputs} texts")
+    if preparation is not None and preparation.width != inputs:
+        raise ValueError(f"its columns become {preparation.width} inputs, but the model has {inputs}")
+    columns = inputs if preparation is None else len(preparation.columns)
+    _attributes(header["attributes"], columns)
+    names = header.get("feature_names", [""] * columns)
+    if not isinstance(names, list) or len(names) != columns or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"feature_names must be {columns} texts")
     if hasattr(estimator, "predict_proba"):
         _classes(header["classes"], outputs)
     elif not isinstance(header["attributes"].get("_one_dimensional"), bool):
@@ -87,9 +93,9 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
             raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
 
 
-def _attributes(attributes: dict[str, Any], inputs: int) -> None:
-    if attributes["n_features_in_"] != inputs:
-        raise ValueError(f"n_features_in_ is {attributes['n_features_in_']!r}, but there are {inputs} inputs")
+def _attributes(attributes: dict[str, Any], columns: int) -> None:
+    if attributes["n_features_in_"] != columns:
+        raise ValueError(f"n_features_in_ is {attributes['n_features_in_']!r}, but the model has {columns} columns")
     if type(attributes["n_iter_"]) is not int:
         raise ValueError(f"n_iter_ must be an integer, got {attributes['n_iter_']!r}")
     for name in ("loss_curve_", "validation_curve_"):

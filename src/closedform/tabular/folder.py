@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import __version__, estimator_files
 from ..files import atomic
-from . import preparing
-from .preparing import Preparation
+from .columns import Preparation
 
-FORMAT = 1
+FORMAT = 2
 MODEL, JSON, PREDICTIONS, REPORT = "model.safetensors", "model.json", "predictions.csv", "report.html"
 FILES = (MODEL, JSON, PREDICTIONS, REPORT)
 
 
 @dataclass
 class TableModel:
-    """A fitted estimator, and how a table becomes its input."""
+    """A fitted estimator, which has the preparation of its tables, and what it predicts."""
 
     task: str  # "regression" or "classification"
     target: str
-    preparation: Preparation
     estimator: Any
 
-    def pipeline(self) -> Any:
-        """As one scikit-learn `Pipeline`, which takes the data frames that `preparing.frame` makes."""
-        from sklearn.pipeline import Pipeline
-
-        return Pipeline([("columns", preparing.transformer(self.preparation)), ("network", self.estimator)])
+    @property
+    def preparation(self) -> Preparation:
+        return self.estimator.preparation_
 
 
 def save(model: TableModel, folder: Path, extra: dict[str, Any]) -> None:
@@ -43,8 +38,9 @@ def save(model: TableModel, folder: Path, extra: dict[str, Any]) -> None:
         "closedform": __version__,
         "task": model.task,
         "target": model.target,
-        "preparation": asdict(model.preparation),
+        "columns": model.preparation.descriptions(),
         **extra,
+        "preparation": model.preparation.to_json(),
     }
     with atomic(folder / JSON) as file:
         file.write((json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
@@ -59,8 +55,7 @@ def load(folder: Path) -> TableModel:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']}, and this version reads {FORMAT}")
-        preparation = Preparation(**body["preparation"])
-        preparing.check(preparation)
+        preparation = Preparation.from_json(body["preparation"])
         task, target = body["task"], body["target"]
         if task not in ("regression", "classification") or not isinstance(target, str):
             raise ValueError(f"task {task!r} and target {target!r}")
@@ -69,29 +64,26 @@ def load(folder: Path) -> TableModel:
         raise ValueError(f"{path} is not a model description that this version knows: {reason}") from None
     if not (Path(folder) / MODEL).is_file():
         raise ValueError(f"{folder} holds no model: {MODEL} is not there")
-    model = TableModel(task, target, preparation, estimator_files.load(Path(folder) / MODEL))
+    model = TableModel(task, target, estimator_files.load(Path(folder) / MODEL))
     if hasattr(model.estimator, "classes_") != (task == "classification"):
         raise ValueError(f"{folder}: {JSON} describes a {task}, and {MODEL} is none: they are of different models")
-    width = preparing.transformer(preparation).transform(_example(preparation)).shape[1]
-    if width != model.estimator.n_features_in_:
-        raise ValueError(
-            f"{folder}: {JSON} describes {width} inputs, but {MODEL} has {model.estimator.n_features_in_}: "
-            "they are of different models"
-        )
+    if getattr(model.estimator, "preparation_", None) != preparation:
+        raise ValueError(f"{folder}: {JSON} and {MODEL} do not describe the same columns: they are of different models")
     return model
 
 
-def _example(preparation: Preparation) -> Any:
-    import pandas as pd
+def origin(data: Path, out: Path) -> str:
+    """The file that a model is made of, as seen from the model's folder, so that both can be moved together."""
+    try:
+        return Path(os.path.relpath(data.resolve(), out.resolve())).as_posix()
+    except ValueError:  # on another drive
+        return data.resolve().as_posix()
 
-    rows: dict[str, Any] = {c: [np.nan] for c in preparation.numbers}
-    return pd.DataFrame(rows | {c: [v[0]] for c, v in zip(preparation.categories, preparation.values)})
 
-
-def check_free(out: Path) -> None:
-    """Raise unless `out` is free, or the folder of a model that `closedform train` wrote, which may be replaced."""
+def check_free(out: Path) -> dict[str, Any] | None:
+    """Raise unless `out` is free, or the folder of a model that `closedform train` wrote; returns its description."""
     if not out.exists():
-        return
+        return None
     if not (out / JSON).is_file():
         raise ValueError(f"{out} exists and holds no model; --out names another folder")
     try:
@@ -101,3 +93,15 @@ def check_free(out: Path) -> None:
         ours = False
     if not ours:
         raise ValueError(f"{out} exists, and its {JSON} is not one of closedform train; --out names another folder")
+    return body
+
+
+def check_replaceable(out: Path, target: str, data: Path) -> None:
+    """Raise unless `out` is free or holds a model of this target and file, which a new training may replace."""
+    body = check_free(out)
+    if body is None or (body["target"] == target and body.get("data") == origin(data, out)):
+        return
+    raise ValueError(
+        f"{out} holds a model of {body['target']!r} from {Path(str(body.get('data', 'another file'))).name}; --overwrite "
+        "replaces it, and --out names another folder"
+    )

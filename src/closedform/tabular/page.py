@@ -14,9 +14,12 @@ from ..files import atomic
 from . import charts
 
 if TYPE_CHECKING:
+    from .permutation import Importance
     from .training import Outcome
 
 POINTS, BARS = 800, 20
+MANY = 30  # columns that are listed at once
+LONG = 12  # characters of a class from which on its name is broken into lines
 STYLE = """
 .charts { display: grid; gap: 2rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)) }
 .charts figure { margin: 0; min-width: 0; max-width: 42rem }
@@ -26,10 +29,17 @@ STYLE = """
 .points circle { fill: var(--accent); fill-opacity: .45 }
 polyline { fill: none; stroke-width: 2 } .s0 { stroke: var(--accent) } .s1 { stroke: #d1661f }
 .bar { fill: var(--accent); fill-opacity: .7 } .spread { stroke: var(--ink) }
-.swatch { display: inline-block; width: 1.6em; height: 3px; vertical-align: middle; margin: 0 .35em 0 .9em }
+.key { display: flex; align-items: baseline; gap: .45em }
+.swatch { flex: none; width: 1.6em; height: 3px; position: relative; top: -.3em }
 .swatch.s0 { background: var(--accent) } .swatch.s1 { background: #d1661f }
 table { border-collapse: collapse } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
 th:first-child, td:first-child { text-align: left } tr.best td { font-weight: 650 }
+.wide { overflow-x: auto; max-width: 100% }
+.matrix.long th { min-width: 7rem; max-width: 14rem; overflow-wrap: anywhere }
+.columns h2 { display: inline } .columns ul { max-width: 46rem; padding-left: 1.2rem }
+.columns :is(th, td) { text-align: left; overflow-wrap: anywhere }
+.columns :is(th, td):first-child { min-width: 6.5rem; max-width: 22rem }
+@media (max-width: 640px) { th, td { padding: .3rem .45rem } }
 .matrix td { background: color-mix(in srgb, var(--accent) calc(var(--share) * 70%), transparent) }
 """
 
@@ -40,9 +50,8 @@ def write(
     outcome: Outcome,
     true: np.ndarray,
     predicted: np.ndarray,
-    importance: Sequence[tuple[str, float, float]],
 ) -> None:
-    page = render(name, outcome, true, predicted, importance)
+    page = render(name, outcome, true, predicted)
     with atomic(path) as file:
         file.write(page.encode())
 
@@ -52,7 +61,6 @@ def render(
     outcome: Outcome,
     true: np.ndarray,
     predicted: np.ndarray,
-    importance: Sequence[tuple[str, float, float]],
 ) -> str:
     model, target = outcome.model, outcome.model.target
     figures = [_learning(outcome)]
@@ -60,14 +68,15 @@ def render(
         figures += _agreement(target, true, predicted)
     else:
         figures.append(_confusion(model.estimator.classes_, true, predicted))
-    figures.append(_importance(outcome, importance))
+    if outcome.importance is not None:
+        figures.append(_importance(outcome, outcome.importance))
     style = (files("closedform.tabular") / "page.css").read_text(encoding="utf-8") + STYLE
     title = html.escape(f"{target}, from {name}")
-    remarks = "".join(f"<p>{html.escape(remark[0].upper() + remark[1:])}.</p>" for remark in outcome.remarks)
+    remarks = "".join(f"<p>{remark}</p>" for remark in _sentences(outcome.remarks))
     facts = {
         "task": model.task,
         "rows": f"{outcome.train_rows:,} to train, {outcome.test_rows:,} to test",
-        "columns": f"{len(model.preparation.numbers)} of numbers, {len(model.preparation.categories)} of categories",
+        "columns": ", ".join(f"{kind} {len(names):,}" for kind, names in model.preparation.summary().items()),
         "epochs": str(model.estimator.n_iter_),
     }
     listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
@@ -80,7 +89,7 @@ def render(
         f'<p class="result">{html.escape(sentence(outcome))}</p>\n{remarks}\n<dl class="environment">{listed}</dl>\n'
         f'</header>\n<section>\n<h2>On the test rows</h2>\n{_table(outcome)}\n</section>\n<section class="charts">\n'
         + "\n".join(figures)
-        + "\n</section>\n</main>\n</body>\n</html>\n"
+        + f"\n</section>\n{_columns(outcome)}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -103,23 +112,55 @@ def _table(outcome: Outcome) -> str:
     best = min(outcome.scores.values())
     for name, score in outcome.scores.items():
         mark = ' class="best"' if score == best else ""
-        cells = html.escape(name), charts.number(score), f"{outcome.seconds[name]:.2f}"
+        quality = charts.share(outcome.quality[name])
+        cells = html.escape(name), charts.number(score), quality, f"{outcome.seconds[name]:.2f}"
         rows += f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    return f"<table><tr><th>model</th><th>{outcome.metric}</th><th>seconds to fit</th></tr>{rows}</table>"
+    names = "model", outcome.metric, outcome.quality_name, "seconds to fit"
+    return _scrolling(f"<table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>")
+
+
+def _sentences(remarks: Sequence[str]) -> list[str]:
+    return [html.escape(f"{remark[0].upper()}{remark[1:]}.") for remark in remarks]
+
+
+def _scrolling(table: str) -> str:
+    """A table in a box of its own, which a narrow screen scrolls."""
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def _columns(outcome: Outcome) -> str:
+    """What each column was taken for; closed at first where there are many."""
+    columns = outcome.model.preparation.descriptions()
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in columns.items()
+    )
+    opened = " open" if len(columns) <= MANY else ""
+    table = _scrolling(f"<table><tr><th>column</th><th>taken as</th></tr>{rows}</table>")
+    remarks = "".join(f"<li>{remark}</li>" for remark in _sentences(outcome.model.preparation.remarks))
+    listed = f"<ul>{remarks}</ul>" if remarks else ""
+    return (
+        f'<section class="columns"><details{opened}><summary><h2>What each column was taken for</h2></summary>'
+        f"{listed}{table}</details></section>"
+    )
 
 
 def _figure(title: str, drawing: str, caption: str) -> str:
     return f"<figure><h2>{title}</h2>{drawing}<figcaption>{caption}</figcaption></figure>"
 
 
+def _key(series: int, text: str) -> str:
+    """A line of a legend, which stays beside its words however narrow the page is."""
+    return f'<span class="key"><span class="swatch s{series}"></span><span>{text}</span></span>'
+
+
 def _learning(outcome: Outcome) -> str:
     estimator = outcome.model.estimator
     series = {"training rows": estimator.loss_curve_}
-    caption = '<span class="swatch s0"></span>rows trained on, right after the last layer was solved on them'
+    caption = _key(0, "rows trained on, right after the last layer was solved on them")
     if estimator.validation_curve_:
         series["rows held out"] = estimator.validation_curve_
-        caption += '<span class="swatch s1"></span>rows held out (the mean of the members)'
-        caption += "<br>The two draw near as the last layer remembers more of the earlier rows."
+        caption += _key(1, "rows held out (the mean of the members)")
+        caption += "The two draw near as the last layer remembers more of the earlier rows."
     drawing = charts.lines(series, "epoch", "squared error, scaled")
     return _figure("Learning curve", drawing, caption)
 
@@ -153,16 +194,18 @@ def _confusion(classes: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> 
         cells = "".join(f'<td style="--share: {count / total:.2f}">{count}</td>' for count in counts)
         rows += f"<tr><th>{html.escape(str(label))}</th>{cells}</tr>"
     head = "".join(f"<th>{html.escape(str(label))}</th>" for label in shown)
-    table = f'<table class="matrix"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>'
+    kind = "matrix long" if max(len(str(label)) for label in shown) > LONG else "matrix"
+    table = _scrolling(f'<table class="{kind}"><tr><th>true \\ predicted</th>{head}</tr>{rows}</table>')
     more = "" if len(shown) == len(classes) else f" The first {len(shown)} of {len(classes)} classes."
     return _figure("Which class for which", table, f"Test rows by their true and their predicted class.{more}")
 
 
-def _importance(outcome: Outcome, importance: Sequence[tuple[str, float, float]]) -> str:
+def _importance(outcome: Outcome, importance: Importance) -> str:
     label = "RMSE added" if outcome.model.task == "regression" else "accuracy lost"
-    more = f" The first {BARS} of {len(importance)} columns." if len(importance) > BARS else ""
+    shown = importance.entries[:BARS]
+    more = f" Shown: the first {BARS}." if len(importance.entries) > BARS else ""
     return _figure(
         "Permutation importance",
-        charts.bars(importance[:BARS], f"{label} when the column is shuffled"),
-        f"Mean of five shuffles of the test rows; the thin line is one standard deviation.{more}",
+        charts.bars(shown, f"{label} when the column is shuffled"),
+        f"{importance.caption()}{more}",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..files import atomic
-from . import folder, preparing, reading
+from . import folder, reading
 from .reading import TableError
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def predict(
     if out.exists() and data.exists() and out.samefile(data):
         raise ValueError(f"{out} is the table itself, which the predictions would replace; --out names another file")
     model = folder.load(model_folder)
-    pipeline = model.pipeline()
     done = 0
     with atomic(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        for table in reading.pieces(data, encoding=encoding, rows=rows, columns=model.preparation.columns):
-            rows_of_piece = preparing.frame(data, table, model.preparation)
-            write(predictions(model, pipeline, rows_of_piece), text, header=done == 0)
+        for table in reading.pieces(data, encoding=encoding, rows=rows, columns=model.preparation.used):
+            with reading.naming(data):
+                piece = predictions(model, table)
+            write(piece, text, header=done == 0)
             done += len(table)
             if progress is not None:
                 progress(done)
@@ -50,15 +50,15 @@ def predict(
     return done
 
 
-def predictions(model: folder.TableModel, pipeline: Any, inputs: pd.DataFrame) -> pd.DataFrame:
+def predictions(model: folder.TableModel, inputs: pd.DataFrame) -> pd.DataFrame:
     """The predicted target, and for classes their probabilities; the index is the row."""
     import pandas as pd
 
     name = model.target
     if model.task == "regression":
-        table = pd.DataFrame({f"predicted {name}": pipeline.predict(inputs)}, index=inputs.index)
+        table = pd.DataFrame({f"predicted {name}": model.estimator.predict(inputs)}, index=inputs.index)
     else:
-        probabilities = pipeline.predict_proba(inputs)
+        probabilities = model.estimator.predict_proba(inputs)
         classes = model.estimator.classes_
         table = pd.DataFrame({f"predicted {name}": classes[probabilities.argmax(1)]}, index=inputs.index)
         for k, label in enumerate(classes):

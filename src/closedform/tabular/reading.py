@@ -1,17 +1,18 @@
-"""CSV and Parquet files as data frames of texts and numbers, whole or in pieces; what is wrong with one, in one sentence.
+"""CSV and Parquet files as data frames, whole or in pieces; what is wrong with one, in one sentence.
 
-CSV cells come as texts and are turned into numbers column by column, so that a piece of a file means the same as the whole
-of it. Rows count from 1, the header not counted.
+CSV cells come as texts, so that a piece of a file means the same as the whole of it; `cells` makes numbers of them. Rows
+count from 1, the header not counted.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import io
-import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,15 +21,10 @@ SEPARATORS = ",;\t|"
 PIECE, PIECE_BYTES = 20_000, 2**23  # the most rows of a piece, and about the most bytes of a CSV file
 SUFFIXES = {".parquet", ".pq"}
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-"}  # in any case
-LARGEST = 1e150  # of a number, so that its square is one
-WHOLE = re.compile(r"[-+]?\d+\.0*")
-OTHER_NUMBER = re.compile(
-    r"[-+]?[$€£]?\s*[-+]?(?:\d+(?:[.,]\d+)?|\d{1,3}(?:[,'. ]\d{3})+(?:[.,]\d+)?)(?:[eE][-+]?\d+)?\s*[%$€£]?"
-)
 
 
 class TableError(ValueError):
-    """Something is wrong with a file; the message names it, the column and the row."""
+    """Something is wrong with a table; the message names the row and the column, and the file if there is one."""
 
 
 def check_file(path: Path) -> None:
@@ -151,7 +147,7 @@ def _framed(rows: list[list[str]], names: list[str]) -> pd.DataFrame:
     columns = {}
     for name, cells in zip(names, zip(*rows)):
         stripped = [cell.strip() for cell in cells]
-        columns[name] = pd.Series([None if c.lower() in MISSING else c for c in stripped], dtype=object)
+        columns[name] = pd.Series([None if is_missing(c) else c for c in stripped], dtype=object)
     return pd.DataFrame(columns)
 
 
@@ -181,7 +177,32 @@ def _check_names(path: Path, names: list[str], columns: Collection[str] | None) 
         )
     for name in columns or ():
         if name not in names:
-            raise TableError(f"{path}: there is no column {name!r}; the model needs it")
+            raise TableError(f"{path}: there is no column {name!r}{did_you_mean(name, names)}; the model needs it")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not there; empty where none is like it.
+
+    >>> did_you_mean("Price", ["area", "price"]), did_you_mean("x", ["area"])
+    (" (did you mean 'price'?)", '')
+    """
+    folded = {other.casefold().strip(): other for other in names}
+    close = difflib.get_close_matches(name.casefold().strip(), folded, n=1)
+    return f" (did you mean {folded[close[0]]!r}?)" if close else ""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with a table, said with the file that it is in."""
+    try:
+        yield
+    except TableError as bad:
+        raise TableError(f"{path}: {bad}") from None
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text, without blanks around it, says that there is no value."""
+    return text.lower() in MISSING
 
 
 def is_number(text: str) -> bool:
@@ -209,75 +230,3 @@ def _undecodable(path: Path, encoding: str, separator: str) -> str:
                 byte = line[bad.start : bad.start + 1].hex()
                 return f"{path}: {where} is not {name} text (byte 0x{byte}); --encoding names another, such as latin-1"
     return f"{path}: not {name} text; --encoding names another, such as latin-1"
-
-
-def numbers(path: Path, column: str, values: pd.Series, *, hint: str = "") -> pd.Series:
-    """The column as float64 with NaN for missing values, or a `TableError` that names the first row that is no number."""
-    import numpy as np
-    import pandas as pd
-
-    if pd.api.types.is_bool_dtype(values) and not values.hasnans:
-        return values.astype(np.float64)
-    converted = pd.Series(pd.to_numeric(values, errors="coerce"), index=values.index, dtype=np.float64)
-    wrong = converted.isna() & values.notna()
-    if wrong.any():
-        row = values.index[int(np.argmax(wrong))]
-        raise TableError(
-            f"{path}: row {row}, column {column!r}: expected a number, got {_short(values.loc[row])}{hint}"
-        )
-    infinite = np.isinf(converted.to_numpy())
-    if infinite.any():
-        row = values.index[int(np.argmax(infinite))]
-        raise TableError(f"{path}: row {row}, column {column!r}: expected a finite number, got {values.loc[row]}")
-    large = np.abs(converted.to_numpy()) > LARGEST
-    if large.any():
-        row = values.index[int(np.argmax(large))]
-        raise TableError(
-            f"{path}: row {row}, column {column!r}: expected a number up to {LARGEST:g} in size, got {values.loc[row]}"
-        )
-    return converted
-
-
-def check_spelling(path: Path, column: str, values: pd.Series, *, hint: str) -> None:
-    """Raise where a column that is none of numbers would be one if they were written as expected."""
-    present = values.dropna()
-    texts = [value for value in present if isinstance(value, str)]
-    if not texts or sum(OTHER_NUMBER.fullmatch(text) is not None for text in texts) < 0.9 * len(present):
-        return
-    row = next(row for row, value in present.items() if not (isinstance(value, str) and is_number(value)))
-    raise TableError(
-        f"{path}: row {row}, column {column!r}: {_short(present.loc[row])} looks like a number; expected one with a decimal "
-        f"point, without separators of thousands and signs, such as 1234.5{hint}"
-    )
-
-
-def texts(values: pd.Series) -> pd.Series:
-    """The column as texts, None for missing values; a whole number has no decimal point, however it was stored."""
-    import pandas as pd
-
-    def text(value: Any) -> str | None:
-        if value is None or (not isinstance(value, str) and pd.isna(value)):
-            return None
-        if isinstance(value, float) and value.is_integer():
-            return str(int(value))
-        value = str(value).strip()
-        return value.partition(".")[0] if WHOLE.fullmatch(value) else value
-
-    return pd.Series([text(value) for value in values], index=values.index, dtype=object)
-
-
-def is_numeric(values: pd.Series) -> bool:
-    """Whether a column is one of numbers: nearly all of its values are, so that one that is not is a mistake."""
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
-        return True
-    present = values.dropna()
-    if not len(present) or pd.api.types.is_datetime64_any_dtype(present):
-        return False
-    return bool(pd.Series(pd.to_numeric(present, errors="coerce")).notna().mean() >= 0.9)
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else shown[:37] + "...'"

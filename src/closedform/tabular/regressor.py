@@ -60,6 +60,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         the rows held out.
     shares_ : how much each member counts.
     n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn.
+    preparation_ : after a fit on a data frame, what each column was taken for (`preparation_.descriptions()`); texts,
+        categories, dates and missing values are taken as `closedform train` takes them.
 
     Examples
     --------

@@ -282,8 +282,8 @@ def _joined(earlier: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 def _epochs(table: pd.DataFrame) -> str:
     """How many epochs there were, with the batch sizes that had another number than the most."""
-    by_size = table.groupby("batch_size")["epochs"].agg(lambda values: int(values.mode()[0]))
-    usual = int(by_size.mode().max())
+    by_size = dict(sorted(zip(table["batch_size"].tolist(), table["epochs"].tolist())))
+    usual = max(by_size.values(), key=lambda epochs: (list(by_size.values()).count(epochs), epochs))
     others = [f"{epochs} at batch size {size}" for size, epochs in by_size.items() if epochs != usual]
     return f"{usual} epochs" + (f" ({', '.join(others)})" if others else "")
 
