@@ -260,6 +260,30 @@ def confidence(optimizer: str = "sgd") -> str:
     return _markdown(["as it is / calibrated / accuracy", *(f"batch {size}" for size in sizes)], body)
 
 
+def imagenet(experiment: str = "imagenet") -> str:
+    """Accuracy along the runs of the ImageNet experiment in per cent, and seconds an epoch."""
+    from closedform.paper.experiments import imagenet as runs
+    from closedform.paper.sweeps.records import Records
+    from closedform.paper.sweeps.work import RUNS
+
+    records = list(Records(RESULTS.parents[1] / "results" / experiment / RUNS))
+    if not records:
+        return "No run has been committed yet."
+    order = list(runs.METHODS)
+    records.sort(key=lambda record: (order.index(record["config"]["method"]), str(record["config"])))
+    epochs = records[0]["config"]["epochs"]
+    shares = sorted({max(1, round(epochs * share)) for share in (1 / 9, 3 / 9, 5 / 9, 7 / 9, 1)})
+    body = []
+    for record in records:
+        config, rows = record["config"], record["rows"]
+        setting = [f"{name} {config[name]:g}" for name in ("lr", *runs.SETTINGS) if config[name] is not None]
+        by_epoch = {round(row["step"] / rows[-1]["step"] * config["epochs"]): row["validation"] for row in rows}
+        cells = [f"{100 * by_epoch[epoch]:.1f}" if by_epoch[epoch] >= 0 else "diverges" for epoch in shares]
+        pace = f"{rows[-1]['wall_s'] / config['epochs']:.1f}"
+        body.append([config["method"], ", ".join(setting).replace("lr", "rate"), *cells, pace])
+    return _markdown(["method", "setting", *(f"epoch {epoch}" for epoch in shares), "s an epoch"], body)
+
+
 def generalized(device: str = "cuda") -> str:
     """The generalised squared loss, k = 5, m = 2: milliseconds of a solve, and ratios."""
     captured = device == "cuda"

@@ -41,7 +41,7 @@ def test_the_page_about_qm9_has_the_committed_results():
 
 def test_the_page_about_classification_has_the_committed_results():
     page, made = (ROOT / "docs" / "classification.md").read_text(), tables()
-    for table in (made.accuracies, made.settings, made.confidence, made.generalized):
+    for table in (made.accuracies, made.settings, made.confidence, made.imagenet, made.generalized):
         assert table() in page, table.__name__
     assert claims.markdown(claims.check("cifar100", ROOT / "results" / "cifar100")) in page
 
