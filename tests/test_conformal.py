@@ -110,7 +110,7 @@ class FakeEngine:
 
 
 def test_distances_are_those_of_all_members():
-    """Four of eight members predict a held-out row. Their mean has a quarter of a member's variance, that of all an eighth."""
+    """Four of eight members predict a held-out row: their mean has a quarter of a member's variance, all an eighth."""
     g = torch.Generator().manual_seed(0)
     n, members, target_noise = 40_000, 8, 0.5
     noise = torch.randn(members, n, generator=g, dtype=torch.float64)
