@@ -85,7 +85,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         try:
             Y = y.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"y must be numbers, got values such as {y.ravel()[0]!r}") from None
+            raise ValueError(f"y must be numbers, got values such as {y.ravel().tolist()[0]!r}") from None
         if reset:
             self._one_dimensional = Y.ndim == 1
         Y = Y.reshape(len(Y), -1)
