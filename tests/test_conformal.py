@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from closedform.tabular import ClosedFormClassifier, ClosedFormRegressor, load
+from closedform.tabular.base import Estimator
 from closedform.tabular.conformal import reach, table
 
 
@@ -38,6 +39,31 @@ def test_a_weight_of_two_is_a_row_twice_in_the_limit():
     np.testing.assert_allclose(
         weighted, reach(table(np.repeat(distances, often, 0), np.ones(often.sum())), 0.1), rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("members", [1, "auto"])
+def test_distances_are_those_of_the_members_that_held_a_row_out(members, monkeypatch):
+    """Row by row and member by member, with weights; some rows are held out by nobody."""
+    kept = []
+    calibrate = Estimator._calibrate
+    monkeypatch.setattr(Estimator, "_calibrate", lambda self, rows: (kept.append(rows), calibrate(self, rows))[1])
+    X, y = problem(2100, 0)  # more than are predicted at a time
+    weight = np.random.default_rng(1).integers(1, 4, len(X)).astype(float)
+    model = ClosedFormRegressor(random_state=0, max_iter=2, members=members).fit(X, y, sample_weight=weight)
+    rows = kept[0]
+    each = model.engine_.predictions(model.engine_.features(rows.x.double())).numpy()[:, :, 0]
+    distances, weights = [], []
+    for row in range(len(rows.x)):
+        held = rows.held[:, row].numpy()
+        if held.any():
+            predicted = np.average(each[held, row], weights=model.shares_[held])
+            distances.append(abs(float(rows.y[row, 0]) - predicted) * model.target_scale_[0])
+            weights.append(float(rows.weight[row]))
+    assert 0 < len(distances) < len(X) / 2
+    order = np.argsort(distances)
+    np.testing.assert_allclose(model.distances_[:, 0, 0], np.array(distances)[order], rtol=1e-9)
+    upto = np.cumsum(np.array(weights)[order] / np.mean(weights))
+    np.testing.assert_allclose(model.distances_[:, 0, 1], upto, rtol=1e-9)
 
 
 def test_intervals_cover_and_know_the_noise():
