@@ -260,6 +260,30 @@ def confidence(optimizer: str = "sgd") -> str:
     return _markdown(["as it is / calibrated / accuracy", *(f"batch {size}" for size in sizes)], body)
 
 
+def imagenet(experiment: str = "imagenet") -> str:
+    """Accuracy along the runs of the ImageNet experiment in per cent, and seconds an epoch."""
+    from closedform.paper.experiments import imagenet as runs
+    from closedform.paper.sweeps.records import Records
+    from closedform.paper.sweeps.work import RUNS
+
+    records = list(Records(RESULTS.parents[1] / "results" / experiment / RUNS))
+    if not records:
+        return "No run has been committed yet."
+    order = list(runs.METHODS)
+    records.sort(key=lambda record: (order.index(record["config"]["method"]), str(record["config"])))
+    epochs = records[0]["config"]["epochs"]
+    shares = sorted({max(1, round(epochs * share)) for share in (1 / 9, 3 / 9, 5 / 9, 7 / 9, 1)})
+    body = []
+    for record in records:
+        config, rows = record["config"], record["rows"]
+        setting = [f"{name} {config[name]:g}" for name in ("lr", *runs.SETTINGS) if config[name] is not None]
+        by_epoch = {round(row["step"] / rows[-1]["step"] * config["epochs"]): row["validation"] for row in rows}
+        cells = [f"{100 * by_epoch[epoch]:.1f}" if by_epoch[epoch] >= 0 else "diverges" for epoch in shares]
+        pace = f"{rows[-1]['wall_s'] / config['epochs']:.1f}"
+        body.append([config["method"], ", ".join(setting).replace("lr", "rate"), *cells, pace])
+    return _markdown(["method", "setting", *(f"epoch {epoch}" for epoch in shares), "s an epoch"], body)
+
+
 def generalized(device: str = "cuda") -> str:
     """The generalised squared loss, k = 5, m = 2: milliseconds of a solve, and ratios."""
     captured = device == "cuda"
@@ -377,27 +401,6 @@ def tabular_times() -> str:
     shares = (f"{statistics.geometric_mean(ratios[model]):.2f}" for model in MODELS)
     body.append(["closedform / this, geometric mean", *shares, ""])
     return _markdown(["table", *MODELS, "epochs, closedform / MLP"], body)
-
-
-def tabular_epochs() -> str:
-    """Seconds of the processor for 20 epochs, splits 0 to 2: all members and one, MLPRegressor as it is, and with the layers
-    and batches of closedform; one network over one network, and how many times faster all members are than as many."""
-    keys = ("closedform", "closedform, one member", "MLP", "MLP of these layers")
-    body, sums, ratios, single = [], dict.fromkeys(keys, 0.0), [], []
-    for name, rows in _by_set().items():
-        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
-        times = {key: statistics.fmean(row[key] for row in same) for key in keys}
-        members = next(row["members"] for row in rows if "members" in row)
-        ratios.append(members * times["MLP of these layers"] / times["closedform"])
-        single.append(times["closedform, one member"] / times["MLP of these layers"])
-        for key in keys:
-            sums[key] += times[key]
-        last = f"{single[-1]:.2f}", f"{ratios[-1]:.1f}"
-        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), *last])
-    last = f"{statistics.geometric_mean(single):.2f}", f"{statistics.geometric_mean(ratios):.1f}"
-    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), *last])
-    head = ["table", "members", *keys, "one member / MLP of these layers", "as many of the latter / closedform"]
-    return _markdown(head, body)
 
 
 def tabular_search() -> str:
@@ -723,7 +726,7 @@ if __name__ == "__main__":
         qm9, fno, fno_end, fno_seeds,
         shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
-        tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
+        tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
