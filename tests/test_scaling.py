@@ -62,6 +62,14 @@ def test_columns_with_waves_have_more_than_two_values():
     assert not wavy(np.random.default_rng(0).normal(size=(5, MOST_COLUMNS + 1))).any()
 
 
+def test_predictions_level_off_far_outside():
+    X = np.random.default_rng(0).uniform(0, 1, (300, 1))
+    model = ClosedFormRegressor(random_state=0, max_iter=20).fit(X, 3 * X[:, 0])
+    near, far, farther = model.predict([[0.5], [1e3], [1e9]])
+    assert abs(near - 1.5) < 0.05
+    assert abs(farther - far) < 0.05
+
+
 @pytest.mark.parametrize(("effort", "epochs"), [(0.1, 6), (1.0, 55), (1e-9, 1)])
 def test_effort_scales_the_epochs(effort, epochs):
     X = np.random.default_rng(0).normal(size=(40, 2))
