@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 
 from closedform.tabular import ClosedFormClassifier, ClosedFormRegressor, load
 from closedform.tabular.base import Estimator
-from closedform.tabular.conformal import reach, table
+from closedform.tabular.conformal import held_out, reach, table
+from closedform.tabular.loop import TrainingRows
 
 
 def problem(n, seed, outputs=1):
@@ -42,7 +44,7 @@ def test_a_weight_of_two_is_a_row_twice_in_the_limit():
 
 
 @pytest.mark.parametrize("members", [1, "auto"])
-def test_distances_are_those_of_the_members_that_held_a_row_out(members, monkeypatch):
+def test_a_held_out_row_is_predicted_by_the_members_that_held_it_out(members, monkeypatch):
     """Row by row and member by member, with weights; some rows are held out by nobody."""
     kept = []
     calibrate = Estimator._calibrate
@@ -52,18 +54,17 @@ def test_distances_are_those_of_the_members_that_held_a_row_out(members, monkeyp
     model = ClosedFormRegressor(random_state=0, max_iter=2, members=members).fit(X, y, sample_weight=weight)
     rows = kept[0]
     each = model.engine_.predictions(model.engine_.features(rows.x.double())).numpy()[:, :, 0]
-    distances, weights = [], []
-    for row in range(len(rows.x)):
+    some = [row for row in range(len(rows.x)) if rows.held[:, row].any()]
+    assert 0 < len(some) < len(X) / 2
+    expected = []
+    for row in some:
         held = rows.held[:, row].numpy()
-        if held.any():
-            predicted = np.average(each[held, row], weights=model.shares_[held])
-            distances.append(abs(float(rows.y[row, 0]) - predicted) * model.target_scale_[0])
-            weights.append(float(rows.weight[row]))
-    assert 0 < len(distances) < len(X) / 2
-    order = np.argsort(distances)
-    np.testing.assert_allclose(model.distances_[:, 0, 0], np.array(distances)[order], rtol=1e-9)
-    upto = np.cumsum(np.array(weights)[order] / np.mean(weights))
-    np.testing.assert_allclose(model.distances_[:, 0, 1], upto, rtol=1e-9)
+        expected.append(np.average(each[held, row], weights=model.shares_[held]))
+    got = held_out(model.engine_, model.shares_, rows)
+    np.testing.assert_allclose(got.outputs[:, 0], expected, rtol=1e-9)
+    np.testing.assert_array_equal(got.targets, rows.y[some].double())
+    np.testing.assert_array_equal(got.weights, rows.weight[some].double())
+    assert len(model.distances_) == len(some)
 
 
 def test_intervals_cover_and_know_the_noise():
@@ -117,3 +118,44 @@ def test_clear_errors():
     model.partial_fit(X, y)
     with pytest.raises(ValueError, match="partial_fit holds none out"):
         model.predict_interval(X)
+
+
+class FakeEngine:
+    """Members whose predictions are the truth and noise of their own."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def features(self, x):
+        return x
+
+    def predictions(self, x):
+        at = x[:, 0].long()
+        return self.noise[:, at, None]
+
+
+def test_distances_are_those_of_all_members():
+    """Four of eight members predict a held-out row: their mean has a quarter of a member's variance, all an eighth."""
+    g = torch.Generator().manual_seed(0)
+    n, members, target_noise = 40_000, 8, 0.5
+    noise = torch.randn(members, n, generator=g, dtype=torch.float64)
+    y = target_noise * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    held = torch.zeros(members, n, dtype=torch.bool)
+    held[:4, : n // 2] = held[4:, n // 2 :] = True
+    rows = TrainingRows(torch.arange(n, dtype=torch.float64)[:, None], y, None, held)
+    found = held_out(FakeEngine(noise), np.full(members, 1 / members), rows)
+    assert len(found.weights) == n
+    raw = (found.targets - found.outputs).square().mean()
+    assert float(raw) == pytest.approx(target_noise**2 + 1 / 4, rel=0.03)
+    assert float(found.distances().square().mean()) == pytest.approx(target_noise**2 + 1 / 8, rel=0.03)
+
+
+def test_one_set_of_members_has_nothing_to_spare():
+    g = torch.Generator().manual_seed(0)
+    held = torch.zeros(3, 100, dtype=torch.bool)
+    held[:, :20] = True
+    rows = TrainingRows(torch.arange(100, dtype=torch.float64)[:, None], torch.ones(100, 1), None, held)
+    shares = np.array([0.5, 0.3, 0.2])
+    found = held_out(FakeEngine(torch.randn(3, 100, generator=g, dtype=torch.float64)), shares, rows)
+    assert len(found.weights) == 20
+    torch.testing.assert_close(found.distances(), (found.targets - found.outputs).abs())
