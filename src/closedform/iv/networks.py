@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..stack.networks import mlp
 
 POWERS = 3
+BUMPED = 3  # columns, up to which a sieve has bumps
+CENTRES = 9  # of the bumps of a column, from -2 to 2 deviations
 
 
 class Beside(nn.Module):
@@ -23,18 +25,28 @@ class Beside(nn.Module):
         return torch.cat([x, self.net(x)], 1)
 
 
-class Powers(nn.Module):
-    """`[x, x^2, x^3]` of every column as Hermite polynomials, which hardly correlate where x is standard normal: a sieve."""
+class Sieve(nn.Module):
+    """`[x, x^2, x^3]` of every column as Hermite polynomials, which hardly correlate where x is standard normal, and after
+    them, of up to `BUMPED` columns, bumps in a row: what a cubic polynomial cannot bend to."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, (x * x - 1) / 2**0.5, (x * x - 3) * x / 6**0.5], 1)
+        parts = [x, (x * x - 1) / 2**0.5, (x * x - 3) * x / 6**0.5]
+        if x.shape[1] <= BUMPED:
+            centres = torch.linspace(-2, 2, CENTRES, dtype=x.dtype)
+            parts.append((-2 * (x[:, :, None] - centres).square()).exp().flatten(1))
+        return torch.cat(parts, 1)
 
 
-class BesidePowers(Beside):
-    """`[powers of x, net(x)]`."""
+def sieve_width(columns: int) -> int:
+    """The number of features that a sieve has of so many columns."""
+    return columns * (POWERS + (CENTRES if columns <= BUMPED else 0))
+
+
+class BesideSieve(Beside):
+    """`[sieve of x, net(x)]`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([Powers()(x), self.net(x)], 1)
+        return torch.cat([Sieve()(x), self.net(x)], 1)
 
 
 class Pool(nn.Module):
@@ -53,9 +65,9 @@ def beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tu
     return Beside(mlp(sizes, generator=generator)), sizes[0] + sizes[-1]
 
 
-def powers_beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
-    """An MLP beside the powers of its inputs, and the number of its features."""
-    return BesidePowers(mlp(sizes, generator=generator)), POWERS * sizes[0] + sizes[-1]
+def sieve_beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
+    """An MLP beside the sieve of its inputs, and the number of its features."""
+    return BesideSieve(mlp(sizes, generator=generator)), sieve_width(sizes[0]) + sizes[-1]
 
 
 def pooled(
