@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
 import time
 import warnings
@@ -30,6 +31,7 @@ from closedform.iv import DFIVRegressor
 from closedform.paper.data import iv
 from common import RESULTS, save
 
+TABLES = ("mroz", "card")
 SHAPES = ("line", "kink", "threshold x covariate", "many weak instruments")
 
 
@@ -205,16 +207,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one draw of 300 rows of two shapes, no tables")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     parser.add_argument("--seeds", type=int, default=3, help="draws of each shape")
+    parser.add_argument("--designs", nargs="+", choices=(*TABLES, *SHAPES), help="only these; others stay in the file")
     args = parser.parse_args()
     args.device = "cpu"
     torch.set_num_threads(1)
-    methods = installed()
-    if args.quick:
-        table = [on_shape(name, methods, 300, range(20, 21)) for name in SHAPES[::2]]
-    else:
-        table = [on_table(name, methods) for name in ("card", "mroz")]
-        table += [on_shape(name, methods, 2000, range(20, 20 + args.seeds)) for name in SHAPES]
-    save(args, "iv_peers", "Beside linearmodels, econml and doubleml: estimates, intervals, errors and seconds.", table)
+    methods, path = installed(), args.out / "iv_peers-cpu.json"
+    table = {row["design"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    for name in args.designs or (SHAPES[::2] if args.quick else (*TABLES, *SHAPES)):
+        if name in TABLES:
+            table[name] = on_table(name, methods)
+        else:
+            n, seeds = (300, range(20, 21)) if args.quick else (2000, range(20, 20 + args.seeds))
+            table[name] = on_shape(name, methods, n, seeds)
+        rows = [table[design] for design in (*TABLES, *SHAPES) if design in table]
+        save(args, "iv_peers", "Beside linearmodels, econml and doubleml: estimates, intervals, errors, seconds.", rows)
 
 
 if __name__ == "__main__":

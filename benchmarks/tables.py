@@ -582,7 +582,14 @@ def dfiv_shapes() -> str:
         best = min(row["means"][method] for method in methods[1:])
         cells = (f"**{row['means'][m]:.2g}**" if row["means"][m] == best else f"{row['means'][m]:.2g}" for m in methods)
         body.append([row["shape"], *cells, f"{row['over_best']:.2f}"])
-    head = ["`DFIVRegressor`", "two-stage least squares", "cubic sieve", "learned features alone", "kernels", "over best"]
+    head = [
+        "`DFIVRegressor`",
+        "two-stage least squares",
+        "cubic sieve",
+        "learned features alone",
+        "kernels",
+        "over best",
+    ]
     return _markdown(["shape", *head], body)
 
 

@@ -82,13 +82,12 @@ def test_candidates_of_one_treatment_and_of_more():
 
 def test_a_wave_is_told_from_a_line_and_a_line_from_a_wave():
     at = np.linspace(-1.5, 1.5, 41)
-    for f, kind in ((lambda x: np.sin(2 * x), "sieve"), (lambda x: 2 * x, "linear")):
+    for f, worst in ((lambda x: np.sin(2 * x), 0.2), (lambda x: 2 * x, 1.2)):
         X, y, Z = curve(f, 2000, seed=5)
         model = DFIVRegressor(random_state=0, max_iter=30).fit(X, y, Z=Z)
         line = DFIVRegressor("linear").fit(X, y, Z=Z)
         errors = [np.square(m.predict(at[:, None]) - f(at)).mean() for m in (model, line)]
-        assert model.summary().used.startswith(kind)
-        assert errors[0] < (0.2 if kind == "sieve" else 1.2) * errors[1]
+        assert errors[0] < worst * errors[1]
 
 
 def test_the_last_solve_has_all_rows_and_keeps_groups_in_one_stage():
@@ -101,6 +100,6 @@ def test_the_last_solve_has_all_rows_and_keeps_groups_in_one_stage():
         assert not set(groups[split.first.numpy()]) & set(groups[split.second.numpy()])
     pair = [
         fitting._with_held(Split(*halves), held, groups, swap=s)
-        for halves, s in (((first, second), 0), ((second, first), 1))
+        for halves, s in (((first, second), False), ((second, first), True))
     ]
     assert set(pair[0].first.tolist()) == set(pair[1].second.tolist())

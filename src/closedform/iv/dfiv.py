@@ -54,9 +54,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
     treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
-        and cube, for up to 3 treatments also bumps in a row, and the same of the instruments), "deep", or "auto", which
-        compares them. The sieve takes part up to 10 treatments, learned features unless there is one treatment and no
-        controls, where a sieve has every curve.
+        and cube, for up to 3 treatments without controls also bumps in a row, and the same of the instruments), "deep",
+        or "auto", which compares them. The sieve takes part up to 10 treatments, learned features unless there is one
+        treatment and no controls, where a sieve has every curve.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).
     n_features : how many features are learned of treatment, instruments and controls, besides their own columns; "auto" is
         (8, 32, 16), and 48 of the controls for more than 4000 rows.

@@ -138,9 +138,9 @@ def _layer_shapes(name: str, design: Design, tensors: dict[str, Tensor]) -> None
     """The shapes of a pair of layers: features of treatment, instruments and controls, and the products of the first and
     the last."""
     sieve = design.treatment == "sieve"
-    k = (sieve_width(design.instruments) if sieve else design.instruments) + design.widths[1]
+    k = (sieve_width(design.instruments, design.bumps) if sieve else design.instruments) + design.widths[1]
     q = design.controls + design.widths[2] if design.controls else 0
-    d = {"linear": design.inputs, "sieve": sieve_width(design.inputs)}.get(
+    d = {"linear": design.inputs, "sieve": sieve_width(design.inputs, design.bumps)}.get(
         design.treatment, design.inputs + design.widths[0] if design.treatment == "deep" else len(tensors[f"{name}.b"])
     )
     shapes = {"W": (d, k), "b": (d,), "w": (1, d + q + d * q), "c": (1,)}

@@ -69,6 +69,11 @@ class Design:
         return self.treatment in ("linear", "sieve") and not self.controls
 
     @property
+    def bumps(self) -> bool:
+        """Of a sieve: with controls there would be too many products, and few rows to choose by."""
+        return not self.controls
+
+    @property
     def unpenalised(self) -> tuple[int, int, int]:
         """Of psi, phi and xi: strong ridges leave the linear model, and not zero."""
         return self.free, self.instruments, self.controls
@@ -170,12 +175,12 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
     elif design.treatment == "linear":
         treated = nn.Identity(), design.inputs
     elif design.treatment == "sieve":
-        treated = networks.Sieve(), networks.sieve_width(design.inputs)
+        treated = networks.Sieve(design.bumps), networks.sieve_width(design.inputs, design.bumps)
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
     instruments = networks.beside([design.instruments, *design.hidden, k], g)
     if design.treatment == "sieve":
-        instruments = networks.sieve_beside([design.instruments, *design.hidden, k], g)
+        instruments = networks.sieve_beside([design.instruments, *design.hidden, k], g, design.bumps)
     pairs = [treated, instruments]
     if design.controls:
         pairs.append(networks.beside([design.controls, *design.hidden, q], g))
