@@ -46,7 +46,7 @@ def main() -> None:
     deep = DFIVRegressor(**settings, random_state=0).fit(c.X, c.y, Z=c.Z, W=c.W)
     seconds = time.process_time() - start
     folder = None if args.quick else args.runs
-    deep.bootstrap(c.X, c.y, Z=c.Z, W=c.W, replicates=2 if args.quick else 50, folder=folder)
+    deep.bootstrap(c.X, c.y, Z=c.Z, W=c.W, replicates=2 if args.quick else 200, folder=folder)
     middle = curve(deep, people)
     low, high = np.quantile([curve(model, people) for model in deep.replicates_], [0.025, 0.975], axis=0)
     slopes = [float(model.marginal_effect(c.X, c.W).mean()) for model in deep.replicates_]
