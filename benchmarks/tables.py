@@ -700,6 +700,27 @@ def iv_peers() -> str:
     return _markdown(["method", *designs], body)
 
 
+def policy_intervals() -> str:
+    """Why 90 % intervals of a policy's value miss the truth: bias, or a spread that is too short (docs/policy.md)."""
+    body = []
+    for method in ("iv", "lstd", "fqe"):
+        rows = [row for row in _rows("policy-cpu") if row["method"] == method]
+        covered = sum(row["low"] <= row["truth"] <= row["high"] for row in rows)
+        cells: dict[tuple, list[dict]] = {}
+        for row in rows:
+            cells.setdefault((row["task"], row["noise"]), []).append(row)
+        spreads, biases = [], []
+        for runs in cells.values():
+            deviation = statistics.fmean((run["high"] - run["low"]) / (2 * 1.645) for run in runs)
+            spreads.append(statistics.variance(run["value"] for run in runs) / deviation**2)
+            biases.append(abs(statistics.fmean(run["value"] - run["truth"] for run in runs)) / deviation)
+        ratio = f"{statistics.median(spreads):.2f}"
+        body.append([f'"{method}"', f"{covered} of {len(rows)}", ratio, f"{statistics.median(biases):.1f}"])
+    return _markdown(
+        ["method", "truth inside", "variance between seeds over bootstrap's", "mean error in deviations"], body
+    )
+
+
 def dfpv_low() -> str:
     """Proxy variables on the design of published peers (docs/iv.md)."""
     body = []
@@ -780,7 +801,7 @@ if __name__ == "__main__":
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
-        dfpv, dfpv_low, iv_card,
+        dfpv, dfpv_low, iv_card, policy_intervals,
         fields, equations, equations_estimates,
     ):  # fmt: skip
         try:
