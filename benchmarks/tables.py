@@ -672,6 +672,77 @@ def dfiv_many() -> str:
     return _markdown(["instruments", "`DFIVRegressor`, median (range)", "two-stage least squares"], body)
 
 
+def dfiv_shapes() -> str:
+    """`DFIVRegressor` with its own choice beside simpler methods, eight shapes (docs/iv.md)."""
+    methods = ("auto", "2SLS", "cubic sieve", "deep", "kernel")
+    body = []
+    for row in _rows("dfiv_shapes-cpu"):
+        best = min(row["means"][method] for method in methods[1:])
+        cells = (f"**{row['means'][m]:.2g}**" if row["means"][m] == best else f"{row['means'][m]:.2g}" for m in methods)
+        body.append([row["shape"], *cells, f"{row['over_best']:.2f}"])
+    head = [
+        "`DFIVRegressor`",
+        "two-stage least squares",
+        "cubic sieve",
+        "learned features alone",
+        "kernels",
+        "over best",
+    ]
+    return _markdown(["shape", *head], body)
+
+
+def iv_peers() -> str:
+    """`DFIVRegressor` beside other packages: effects with intervals on tables, errors on shapes (docs/iv.md)."""
+    designs = {row["design"]: {result["method"]: result for result in row["results"]} for row in _rows("iv_peers-cpu")}
+
+    def cell(result: dict | None) -> str:
+        if result is None:
+            return ""
+        if "errors" in result:
+            return f"{statistics.fmean(result['errors']):.2g} ({result['cpu_s']:.2g} s)"
+        ends = result["interval"]
+        interval = "" if ends is None else f", {ends[0]:.3f} to {ends[1]:.3f}"
+        return f"{result['effect']:.3f}{interval} ({result['cpu_s']:.2g} s)"
+
+    methods = list(dict.fromkeys(method for results in designs.values() for method in results))
+    body = [[method, *(cell(results.get(method)) for results in designs.values())] for method in methods]
+    return _markdown(["method", *designs], body)
+
+
+def policy_intervals() -> str:
+    """Why 90 % intervals of a policy's value miss the truth: bias, or a spread that is too short (docs/policy.md)."""
+    body = []
+    for method in ("iv", "lstd", "fqe"):
+        rows = [row for row in _rows("policy-cpu") if row["method"] == method]
+        covered = sum(row["low"] <= row["truth"] <= row["high"] for row in rows)
+        cells: dict[tuple, list[dict]] = {}
+        for row in rows:
+            cells.setdefault((row["task"], row["noise"]), []).append(row)
+        spreads, biases = [], []
+        for runs in cells.values():
+            deviation = statistics.fmean((run["high"] - run["low"]) / (2 * 1.645) for run in runs)
+            spreads.append(statistics.variance(run["value"] for run in runs) / deviation**2)
+            biases.append(abs(statistics.fmean(run["value"] - run["truth"] for run in runs)) / deviation)
+        ratio = f"{statistics.median(spreads):.2f}"
+        body.append([f'"{method}"', f"{covered} of {len(rows)}", ratio, f"{statistics.median(biases):.1f}"])
+    return _markdown(
+        ["method", "truth inside", "variance between seeds over bootstrap's", "mean error in deviations"], body
+    )
+
+
+def dfpv_low() -> str:
+    """Proxy variables on the design of published peers (docs/iv.md)."""
+    body = []
+    for row in _rows("dfpv_low-cpu"):
+        seconds = statistics.fmean(draw["cpu_s"] for draw in row["seeds"])
+        spread = statistics.stdev(draw["errors"]["proxies"] for draw in row["seeds"])
+        published = (f"{mean:.4f} ± {deviation:.4f}" for mean, deviation in row["published"].values())
+        ours = f"{row['means']['proxies']:.4f} ± {spread:.4f}"
+        body.append([f"{row['n']:,}", ours, *published, f"{row['means']['regression']:.3f}", f"{seconds:.0f}"])
+    head = ["published outcome bridge", "published doubly robust", "regression on the treatment", "fit, CPU s"]
+    return _markdown(["rows", "`DFPVRegressor`", *head], body)
+
+
 def dfpv() -> str:
     """Proxy variables against regressions on the demand design (docs/iv.md)."""
     names = ("proxies", "price alone", "price and proxies")
@@ -738,7 +809,8 @@ if __name__ == "__main__":
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
-        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
+        dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
+        dfpv, dfpv_low, iv_card, policy_intervals,
         fields, equations, equations_estimates,
     ):  # fmt: skip
         try:

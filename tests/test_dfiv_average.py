@@ -61,15 +61,27 @@ def test_the_summary_begins_with_the_answer():
 def test_replicates_take_over(tmp_path):
     X, y, Z, _ = line(200)
     model = DFIVRegressor(**QUICK).fit(X, y, Z=Z)
-    path = model.save(tmp_path / "fit.safetensors")
     model.bootstrap(X, y, Z=Z, replicates=5)
     effect = model.average_effect()
     assert effect.interval == "bootstrap"
     assert effect.low[0] < effect.high[0]
-    saved = load(path)
+
+
+@pytest.mark.parametrize("controls", [False, True])
+@pytest.mark.parametrize("features", ["deep", "linear"])
+def test_a_file_keeps_the_answer(features, controls, tmp_path):
+    X, y, Z, W = line(200, controls=controls)
+    model = DFIVRegressor(features, **QUICK).fit(X, y, Z=Z, W=W)
+    saved = load(model.save(tmp_path / "fit.safetensors"))
     assert saved.summary().answer == model.summary().answer
-    with pytest.raises(ValueError, match="read from a file has no rows to average over"):
-        saved.average_effect()
+    for options in ({}, {"level": 0.5, "by": 2.0}, {"at": 1.0}):
+        before, after = model.average_effect(**options), saved.average_effect(**options)
+        assert all(np.array_equal(one, two) for one, two in zip(before[:3], after[:3], strict=True))
+        assert before.interval == after.interval
+    private = load(model.save(tmp_path / "private.safetensors", rows=False))
+    assert np.array_equal(private.predict(X, W), model.predict(X, W))
+    with pytest.raises(ValueError, match="written without rows to average over: see effect"):
+        private.average_effect()
 
 
 def test_the_curve_with_its_band():

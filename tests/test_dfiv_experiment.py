@@ -141,6 +141,7 @@ def test_the_page_has_the_committed_results():
     assert tables.dfpv() in page
     assert tables.dfiv_curves() in page
     assert tables.dfiv_many() in page
+    assert tables.dfiv_shapes() in page
     card = json.loads((ROOT / "benchmarks/results/iv_card-cpu.json").read_text())["rows"][0]
     assert card["summary"] in page
     *most, last = (f"{slope:.3f}" for slope in card["other_seeds"])
@@ -149,7 +150,7 @@ def test_the_page_has_the_committed_results():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dfiv", "iv_card", "dfpv", "dfiv_designs"])
+@pytest.mark.parametrize("name", ["dfiv", "iv_card", "iv_peers", "dfpv", "dfpv_low", "dfiv_designs"])
 def test_the_benchmarks_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     subprocess.run([sys.executable, str(script), "--quick", "--out", str(tmp_path)], check=True, capture_output=True)

@@ -9,6 +9,7 @@ import pytest
 from closedform.paper.data.policy import ACTIONS, TASKS, episode, logged, probabilities, truth
 from closedform.paper.experiments import policy
 
+from .scripts import load
 from .test_examples import example
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,9 @@ def test_the_truth_is_the_mean_return_of_the_evaluated_policy():
 
 def test_the_page_has_the_committed_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "policy-cpu.json").read_text())["rows"]
-    assert policy.table(rows) in (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    assert policy.table(rows) in page
+    assert load("benchmarks/tables.py").policy_intervals() in page
 
 
 def test_the_example(capsys):

@@ -82,7 +82,7 @@ def average_effect(
         how = "standard errors"
     else:
         if not hasattr(model, "_covariances"):
-            raise ValueError("a fit that was read from a file has no asymptotic interval: call bootstrap first")
+            raise ValueError("the file of this fit has no covariance for an asymptotic interval: call bootstrap first")
         spread, how = _spread(model, X, controls, by), "asymptotic"
     spread = spread * normal(level)
     return AverageEffect(estimate, estimate - spread, estimate + spread, how)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
 
 DRAWS = 20  # of a replicate, before it is given up
-FORMAT = 1  # of what a replicate is; those of another are not read
+FORMAT = 2  # of what a replicate is; those of another are not read
 
 
 def bootstrap(
@@ -146,5 +146,5 @@ def replicate(estimator: DFIVRegressor, rows: Observations, k: int, path: Path) 
                 ) from bad
             continue
         refit.__dict__.update(attributes, _drawn=drawn)
-        refit.save(path)
+        refit.save(path, rows=False)
         return

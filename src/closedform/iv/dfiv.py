@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -45,14 +46,17 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     Rows are split: stage one learns what the instruments say about the treatment's features, and stage two, on other rows,
     what these say about the outcome (the paper's Algorithm 3). A second member has the halves exchanged, and predictions are
-    averaged. Rows that no stage has seen make all choices, by how well the outcome is predicted from the instruments.
+    averaged. Choices are by how well the outcome is predicted from the instruments: on rows that no stage has seen, and
+    where no feature is learned from outcomes by cross-validation on all rows. When they are made, the layers are solved once
+    more with the held-out rows, half of them in each stage.
 
     Parameters
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
     treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
-        and cube, and those of the instruments), "deep", or "auto", which compares them and takes the simplest one that is
-        not clearly worse; the sieve takes part up to 10 treatments.
+        and cube, for up to 3 treatments without controls also bumps in a row, and the same of the instruments), "deep",
+        or "auto", which compares them. The sieve takes part up to 10 treatments, learned features unless there is one
+        treatment and no controls, where a sieve has every curve.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).
     n_features : how many features are learned of treatment, instruments and controls, besides their own columns; "auto" is
         (8, 32, 16), and 48 of the controls for more than 4000 rows.
@@ -342,7 +346,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     def _kept(self) -> tuple[np.ndarray, np.ndarray | None]:
         if not hasattr(self, "_sample"):
             raise ValueError(
-                "a fit that was read from a file has no rows to average over: see effect and marginal_effect"
+                "the file of this fit was written without rows to average over: see effect and marginal_effect, which are "
+                "told the rows"
             )
         return self._sample
 
@@ -416,7 +421,14 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     # ---- Files -----------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> Path:
-        """Write the fit (without replicates) to one safetensors file; `closedform.iv.load` reads it."""
+    def save(self, path: str | Path, *, rows: bool = True) -> Path:
+        """Write the fit (without replicates) to one safetensors file; `closedform.iv.load` reads it.
+
+        rows : whether up to 2,000 rows of treatments and controls go into it, which `average_effect` averages over (those of
+            more than 50 treatments never do). False where nobody should see them: then `average_effect` refuses.
+        """
         check_is_fitted(self, "summary_")
-        return estimator_files.save(self, path)
+        fit = self if rows else copy.copy(self)
+        if not rows:
+            fit.__dict__.pop("_sample", None)
+        return estimator_files.save(fit, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import NamedTuple, Protocol, Union
 
 import torch
 from torch import Tensor
@@ -21,6 +21,17 @@ BETA_1, BETA_2 = per_sample(1e-4), per_sample(0.1)
 CALIBRATION = per_sample(1e-4)
 Beta = Union[float, per_sample]
 CHUNK = 4096  # rows whose features are made at a time
+
+
+class Networks(Protocol):
+    """Trained networks of treatment, instruments and controls."""
+
+    @property
+    def psi(self) -> torch.nn.Module: ...
+    @property
+    def phi(self) -> torch.nn.Module: ...
+    @property
+    def xi(self) -> torch.nn.Module | None: ...
 
 
 class Scale(NamedTuple):
@@ -100,13 +111,13 @@ def outputs(net: torch.nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net(part).double() for part in x.split(CHUNK)])
 
 
-def _xi(model: DFIV, o: Tensor | None) -> Tensor | None:
+def _xi(model: Networks, o: Tensor | None) -> Tensor | None:
     return None if model.xi is None or o is None else outputs(model.xi, o)
 
 
 @torch.no_grad()
 def reestimated(
-    model: DFIV,
+    model: Networks,
     data: Data,
     split: Split,
     beta_1: Beta = BETA_1,
@@ -191,9 +202,9 @@ def treatment_losses(model: DFIV, layers: Layers, data: Data) -> Tensor:
     return (layers.phi(phi) @ layers.W.T + layers.b - layers.psi(psi)).square().mean(1)
 
 
-def as_good(losses: Sequence[Tensor]) -> list[bool]:
+def as_good(losses: Sequence[Tensor], margin: float = 1.0) -> list[bool]:
     """Which models are as good as the best, given the losses of each on the same rows: those that are behind it by no more
-    than one standard error of the difference. Among them the simplest is the one to take.
+    than `margin` standard errors of the difference. Among them the simplest is the one to take.
 
     >>> as_good([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.1, 1.9, 3.1]), torch.tensor([2.0, 3.0, 4.1])])
     [True, True, False]
@@ -201,4 +212,4 @@ def as_good(losses: Sequence[Tensor]) -> list[bool]:
     means = torch.stack([loss.mean() for loss in losses]).nan_to_num(nan=torch.inf)
     best = losses[int(means.argmin())]
     gaps = [loss - best for loss in losses]
-    return [bool(gap.mean() <= gap.std() / len(gap) ** 0.5) for gap in gaps]
+    return [bool(gap.mean() <= margin * gap.std() / len(gap) ** 0.5) for gap in gaps]

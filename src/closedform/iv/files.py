@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
 from .dfpv_summary import ProxySummary
+from .fitting import WIDE
 from .members import Design, Member
 from .summary import Summary
 
@@ -32,6 +33,7 @@ PLAIN = (
     "_own",
     "_rows",
 )  # attributes in the header
+SAMPLE = ("_sample.X", "_sample.W")  # rows that averages are over
 DRAWN = "_drawn"  # which rows a replicate was fitted to
 PROXIES = ("proxies_", "controls_")  # arrays that a `DFPVRegressor` has beside those of its bridge
 
@@ -62,6 +64,9 @@ def _described_dfiv(estimator: DFIVRegressor) -> tuple[dict[str, Any], dict[str,
             tensors[name] = torch.from_numpy(np.array(getattr(estimator, name), dtype=np.float64))
     if hasattr(estimator, DRAWN):
         tensors[DRAWN] = torch.from_numpy(getattr(estimator, DRAWN))
+    if hasattr(estimator, "_sample") and estimator.n_features_in_ <= WIDE:  # images would be most of the file
+        sample = zip(SAMPLE, estimator._sample)
+        tensors |= {name: torch.from_numpy(np.array(part)) for name, part in sample if part is not None}
     attributes: dict[str, Any] = {name: getattr(estimator, name) for name in PLAIN}
     attributes["summary_"] = asdict(estimator.summary_)
     if estimator._linear:
@@ -73,6 +78,8 @@ def _described_dfiv(estimator: DFIVRegressor) -> tuple[dict[str, Any], dict[str,
         ]
         for k, member in enumerate(estimator.members_):
             tensors |= {f"{k}.{name}": value for name, value in member.tensors().items()}
+        for k, covariance in enumerate(getattr(estimator, "_covariances", [])):
+            tensors[f"{k}.covariance"] = covariance
     return {"parameters": described_parameters(estimator), "attributes": attributes}, tensors
 
 
@@ -88,6 +95,9 @@ def _rebuilt_dfiv(header: dict[str, Any], tensors: dict[str, Tensor], backbone: 
     estimator.summary_ = Summary.of(attributes["summary_"])
     if DRAWN in tensors:
         estimator._drawn = tensors[DRAWN].numpy()
+    if SAMPLE[0] in tensors:
+        X, controls = tensors[SAMPLE[0]], tensors.get(SAMPLE[1])
+        estimator._sample = X.numpy(), None if controls is None else controls.numpy()
     for name in SCALES:
         if f"{name}.mean" in tensors:
             setattr(estimator, name, (tensors[f"{name}.mean"].numpy(), tensors[f"{name}.scale"].numpy()))
@@ -100,6 +110,8 @@ def _rebuilt_dfiv(header: dict[str, Any], tensors: dict[str, Tensor], backbone: 
         estimator.members_ = [
             _rebuilt_member(k, entry, attributes, tensors, backbone) for k, entry in enumerate(attributes["members"])
         ]
+        if "0.covariance" in tensors:
+            estimator._covariances = [tensors[f"{k}.covariance"] for k in range(len(estimator.members_))]
     _try_once(estimator)
     return estimator
 

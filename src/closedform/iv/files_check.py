@@ -14,7 +14,7 @@ from torch import Tensor
 from ..estimator_files import check_names, check_tensor
 from .dfpv_summary import ProxySummary
 from .members import Design
-from .networks import POWERS
+from .networks import sieve_width
 from .summary import Summary
 
 TABLES = ("X", "Z", "W")  # whose columns a fit remembers by name
@@ -55,12 +55,24 @@ def attributes(plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"members must be a list of some, got {plain['members']!r:.80}")
         prefixes = {f"{k}" for k in range(count)}
         expected |= {name for name in tensors if name.partition(".")[0] in prefixes}
+    if "_sample.X" in tensors:
+        expected |= _sample(p, q, tensors)
     if "_drawn" in tensors:
         drawn = tensors["_drawn"]
         if drawn.dtype != torch.int64 or tuple(drawn.shape) != (rows[0],) or not _within(drawn, rows[0]):
             raise ValueError(f"_drawn must be {rows[0]} places of rows")
         expected.add("_drawn")
     check_names(tensors, expected)
+
+
+def _sample(p: int, q: int, tensors: dict[str, Tensor]) -> set[str]:
+    """The names of the rows that averages are over, checked."""
+    widths = {"_sample.X": p} | ({"_sample.W": q} if q else {})
+    for name, width in widths.items():
+        check_tensor(tensors, name, (len(tensors["_sample.X"]), width), torch.float64)
+    if not len(tensors["_sample.X"]):
+        raise ValueError("_sample.X has no rows; expected some to average over")
+    return set(widths)
 
 
 def _linear_shapes(p: int, q: int, m: int) -> dict[str, tuple[int, ...]]:
@@ -103,6 +115,8 @@ def member(design: Design, entry: dict[str, Any], plain: dict[str, Any], tensors
         raise ValueError("losses of a member must be a list of numbers")
     for name in ("layers", "online"):
         _layer_shapes(name, design, tensors)
+    if "covariance" in tensors:
+        check_tensor(tensors, "covariance", 2 * (tensors["layers.w"].shape[1],), torch.float64)
 
 
 def _network_sizes(design: Design, tensors: dict[str, Tensor]) -> None:
@@ -123,11 +137,11 @@ def _network_sizes(design: Design, tensors: dict[str, Tensor]) -> None:
 def _layer_shapes(name: str, design: Design, tensors: dict[str, Tensor]) -> None:
     """The shapes of a pair of layers: features of treatment, instruments and controls, and the products of the first and
     the last."""
-    powers = POWERS if design.treatment == "sieve" else 1
-    k = powers * design.instruments + design.widths[1]
+    sieve = design.treatment == "sieve"
+    k = (sieve_width(design.instruments, design.bumps) if sieve else design.instruments) + design.widths[1]
     q = design.controls + design.widths[2] if design.controls else 0
-    d = {"linear": design.inputs, "sieve": powers * design.inputs, "deep": design.inputs + design.widths[0]}.get(
-        design.treatment, len(tensors[f"{name}.b"])
+    d = {"linear": design.inputs, "sieve": sieve_width(design.inputs, design.bumps)}.get(
+        design.treatment, design.inputs + design.widths[0] if design.treatment == "deep" else len(tensors[f"{name}.b"])
     )
     shapes = {"W": (d, k), "b": (d,), "w": (1, d + q + d * q), "c": (1,)}
     widths = {"psi": d, "phi": k} | ({"xi": q} if q else {})

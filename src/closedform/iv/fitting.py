@@ -69,6 +69,9 @@ def attributes(
         trained, tried, splits, held = train(settings, data, groups, designs, ridges, seed)
         summary = linear_part(X, y, own, controls, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
         summary = diagnosed(summary, trained, tried, data, splits, held, len(np.unique(own, axis=0)))
+        # the choices are made: the layers that predict may have the held-out rows too, half in each stage
+        splits = [_with_held(split, held, groups, swap=bool(k % 2)) for k, split in enumerate(splits)]
+        trained = [members.refitted(member, data, split) for member, split in zip(trained, splits)]
         covariances = [average.covariance(member, data, split) for member, split in zip(trained, splits)]
     return shape | scales | {"members_": trained, "summary_": summary, "_covariances": covariances}
 
@@ -213,6 +216,14 @@ def _name(design: Design) -> str:
 
 def _nothing_linear(n: int) -> Summary:
     return Summary("deep", n, (0, 0, 0), [], math.nan, math.nan, (0, 0), [], math.nan, math.nan, None, None, [])
+
+
+def _with_held(split: Split, held: Tensor, groups: np.ndarray, *, swap: bool) -> Split:
+    """The split with half of the held-out groups in each stage, in the other one where `swap`."""
+    own = groups[held.numpy()]
+    half = torch.from_numpy(np.isin(own, np.unique(own)[::2]))
+    one, two = (held[~half], held[half]) if swap else (held[half], held[~half])
+    return Split(torch.cat([split.first, one]), torch.cat([split.second, two]))
 
 
 def _rows_of(groups: np.ndarray, chosen: np.ndarray) -> Tensor:

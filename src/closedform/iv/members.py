@@ -4,6 +4,10 @@ Rows that no member trains on choose, by the loss of the outcome given the instr
 the treatment enters linearly, and which layers predict (those of training, or re-estimated with one of several ridges, the
 same for all members). The ridge of stage one is chosen by the loss of stage one. Of all that are as good as the best, by
 `evaluation.as_good`, the simplest is taken: what the loss cannot see should not decide.
+
+Where no outcome has had a part in the features (a line or a sieve, no controls), the rows of stage two are cross-validated
+as well: many more than the held-out ones, so that the simple need not be preferred by so much. Learned features are compared
+with the one that was chosen so, on the held-out rows.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one,
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 SIEVE = 10  # treatments, up to which a sieve is tried
+MARGIN = 0.5  # standard errors, by which a stronger ridge may be behind where rows are cross-validated
+FOLDS = 5  # of the rows that stage one has not seen, where the layer of stage two is cross-validated
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
 BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and more of stage one
@@ -55,9 +61,22 @@ class Design:
     @property
     def free(self) -> int:
         """Features of the treatment, from the first on, that no ridge is put on."""
-        if self.treatment == "backbone":
-            return 0
-        return self.inputs * (networks.POWERS if self.treatment == "sieve" else 1)
+        return 0 if self.treatment == "backbone" else self.inputs
+
+    @property
+    def fixed(self) -> bool:
+        """Whether no outcome has had a part in the features of stage two."""
+        return self.treatment in ("linear", "sieve") and not self.controls
+
+    @property
+    def bumps(self) -> bool:
+        """Of a sieve: with controls there would be too many products, and few rows to choose by."""
+        return not self.controls
+
+    @property
+    def unpenalised(self) -> tuple[int, int, int]:
+        """Of psi, phi and xi: strong ridges leave the linear model, and not zero."""
+        return self.free, self.instruments, self.controls
 
 
 @dataclass
@@ -156,12 +175,12 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
     elif design.treatment == "linear":
         treated = nn.Identity(), design.inputs
     elif design.treatment == "sieve":
-        treated = networks.Powers(), networks.POWERS * design.inputs
+        treated = networks.Sieve(design.bumps), networks.sieve_width(design.inputs, design.bumps)
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
     instruments = networks.beside([design.instruments, *design.hidden, k], g)
     if design.treatment == "sieve":
-        instruments = networks.powers_beside([design.instruments, *design.hidden, k], g)
+        instruments = networks.sieve_beside([design.instruments, *design.hidden, k], g, design.bumps)
     pairs = [treated, instruments]
     if design.controls:
         pairs.append(networks.beside([design.controls, *design.hidden, q], g))
@@ -228,20 +247,38 @@ def fitted(
     if not all(bool(((part - part.mean(0)) ** 2).mean(0).isfinite().all()) for part in features):
         raise ValueError(DIVERGED)
     online = evaluation.online(model)
-    # strong ridges leave the linear model or the sieve, not zero
-    free = design.free, design.instruments, design.controls
 
-    def again(one: float, two: float) -> Layers:
+    def again(one: float, two: float, split: Split = split) -> Layers:
+        free = design.unpenalised
         return reestimated(model, data, split, per_sample(one), per_sample(two), free, calibrated=True)
 
+    crossed = None
+    unseen = torch.cat([held, split.second])
     if first is None:
-        by_ridge = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), rows) for ridge in FIRST]
+        known = data.rows(unseen) if design.fixed else rows
+        by_ridge = [evaluation.treatment_losses(model, again(ridge, RIDGES[0]), known) for ridge in FIRST]
         first = FIRST[evaluation.as_good(by_ridge).index(True)]
+        if design.fixed:
+            crossed = _crossed(model, data, split.first, unseen, lambda part, ridge: again(first, ridge, part))
     choices = [*((ridge, again(first, ridge)) for ridge in RIDGES), (0.0, online)]  # the layers of training come last
     losses = [evaluation.outcome_losses(model, layers, rows) for _, layers in choices]
     if not any(bool(loss.mean() < torch.inf) for loss in losses):
         raise ValueError(DIVERGED)
-    return Contender(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), choices, losses)
+    return Contender(Member(design, psi, phi, xi, online, online, 0.0, losses[-1], first), choices, losses, crossed)
+
+
+def _crossed(
+    model: DFIV, data: Data, first: Tensor, unseen: Tensor, solved: Callable[[Split, float], Layers]
+) -> list[Tensor]:
+    """For every ridge of stage two the losses of the outcome on the rows that stage one has not seen, each by layers that
+    were solved without it. Held-out rows alone, a seventh of all, do not tell a bend from a line until it is large."""
+    losses = [torch.zeros(len(unseen), dtype=torch.float64) for _ in RIDGES]
+    for fold in range(FOLDS):
+        out = torch.arange(len(unseen)) % FOLDS == fold
+        rows, split = data.rows(unseen[out]), Split(first, unseen[~out])
+        for loss, ridge in zip(losses, RIDGES):
+            loss[out] = evaluation.outcome_losses(model, solved(split, ridge), rows)
+    return losses
 
 
 @dataclass
@@ -251,6 +288,7 @@ class Contender:
     member: Member
     choices: list[tuple[float, Layers]]  # a ridge of stage two, 0 for the layers of training, and its layers
     losses: list[Tensor]
+    crossed: list[Tensor] | None  # cross-validated losses of the re-estimated layers, where the features allow it
 
     def taking(self, at: int) -> Member:
         """The member that predicts with the layers `at`."""
@@ -264,6 +302,8 @@ def pooled(contenders: list[Contender], ridge: float | None = None) -> list[Memb
     `ridge` takes the layers of this ridge instead (0 for the layers of training)."""
     if ridge is not None:
         at = [value for value, _ in contenders[0].choices].index(ridge)
+    elif contenders[0].crossed is not None:
+        at = evaluation.as_good(_all_crossed(contenders), MARGIN).index(True)
     else:
         means = [torch.stack(losses).mean(0) for losses in zip(*(contender.losses for contender in contenders))]
         at = evaluation.as_good(means).index(True)
@@ -283,8 +323,32 @@ def chosen(
     first, ridge = (None, None) if ridges is None else ridges[0]
     contenders = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
     losses = [pooled([contender], ridge)[0].losses for contender in contenders]
-    best = contenders[evaluation.as_good(losses).index(True)]
+    rivals = list(range(len(designs)))
+    fixed = [k for k in rivals if contenders[k].crossed is not None]
+    if fixed:  # of these the best by cross-validation goes on; with learned features only held-out rows can compare it
+        by_fold = [_least(_all_crossed([contenders[k]])) for k in fixed]
+        winner = fixed[evaluation.as_good(by_fold, 0.0).index(True)]
+        rivals = [k for k in rivals if k == winner or k not in fixed]
+    best = contenders[rivals[evaluation.as_good([losses[k] for k in rivals]).index(True)]]
     return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
+
+
+def _all_crossed(contenders: list[Contender]) -> list[Tensor]:
+    """Cross-validated losses by ridge, those of all members in a row."""
+    return [torch.cat(losses) for losses in zip(*(contender.crossed or [] for contender in contenders))]
+
+
+def _least(losses: list[Tensor]) -> Tensor:
+    """The losses of the simplest ridge that is as good as the best."""
+    return losses[evaluation.as_good(losses, MARGIN).index(True)]
+
+
+def refitted(member: Member, data: Data, split: Split) -> Member:
+    """The member with its layers solved on other rows of both stages; the layers of training stay as they are."""
+    if member.ridge == 0:
+        return member
+    betas = per_sample(member.first), per_sample(member.ridge)
+    return replace(member, layers=reestimated(member, data, split, *betas, member.design.unpenalised, calibrated=True))
 
 
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
@@ -292,12 +356,13 @@ def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]
     treatments = (treatment,)
     if treatment == "auto":
         treatments = ("linear", "sieve", "deep") if base.inputs <= SIEVE else ("linear", "deep")
+        if base.inputs == 1 and not base.controls:  # of one column a sieve has every curve, and all rows choose it
+            treatments = ("linear", "sieve")
     values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
     if base.rule == "ridge":
         values = values[:1]  # it has no lambda inside stage two
-    # the features of a sieve are not learned, and the lambda inside stage two is about learning them
+    designs = [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]
+    # the lambda inside stage two is about learning features: where none are learned one value will do
     return [
-        replace(base, treatment=kind, inner=value)
-        for kind in treatments
-        for value in (values[:1] if kind == "sieve" else values)
+        design for design in designs if design.inner == values[0] or not (design.fixed or design.treatment == "sieve")
     ]

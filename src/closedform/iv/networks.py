@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..stack.networks import mlp
 
 POWERS = 3
+BUMPED = 3  # columns, up to which a sieve has bumps
+CENTRES = 9  # of the bumps of a column, from -2 to 2 deviations
 
 
 class Beside(nn.Module):
@@ -23,18 +25,36 @@ class Beside(nn.Module):
         return torch.cat([x, self.net(x)], 1)
 
 
-class Powers(nn.Module):
-    """`[x, x^2, x^3]` of every column as Hermite polynomials, which hardly correlate where x is standard normal: a sieve."""
+class Sieve(nn.Module):
+    """`[x, x^2, x^3]` of every column as Hermite polynomials, which hardly correlate where x is standard normal, and after
+    them, where `bumps` and of up to `BUMPED` columns, bumps in a row: what a cubic polynomial cannot bend to."""
+
+    def __init__(self, bumps: bool = True):
+        super().__init__()
+        self.bumps = bumps
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, (x * x - 1) / 2**0.5, (x * x - 3) * x / 6**0.5], 1)
+        parts = [x, (x * x - 1) / 2**0.5, (x * x - 3) * x / 6**0.5]
+        if self.bumps and x.shape[1] <= BUMPED:
+            centres = torch.linspace(-2, 2, CENTRES, dtype=x.dtype)
+            parts.append((-2 * (x[:, :, None] - centres).square()).exp().flatten(1))
+        return torch.cat(parts, 1)
 
 
-class BesidePowers(Beside):
-    """`[powers of x, net(x)]`."""
+def sieve_width(columns: int, bumps: bool = True) -> int:
+    """The number of features that a sieve has of so many columns."""
+    return columns * (POWERS + (CENTRES if bumps and columns <= BUMPED else 0))
+
+
+class BesideSieve(Beside):
+    """`[sieve of x, net(x)]`."""
+
+    def __init__(self, net: nn.Module, bumps: bool):
+        super().__init__(net)
+        self.sieve = Sieve(bumps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([Powers()(x), self.net(x)], 1)
+        return torch.cat([self.sieve(x), self.net(x)], 1)
 
 
 class Pool(nn.Module):
@@ -53,9 +73,11 @@ def beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tu
     return Beside(mlp(sizes, generator=generator)), sizes[0] + sizes[-1]
 
 
-def powers_beside(sizes: Sequence[int], generator: torch.Generator | None = None) -> tuple[nn.Module, int]:
-    """An MLP beside the powers of its inputs, and the number of its features."""
-    return BesidePowers(mlp(sizes, generator=generator)), POWERS * sizes[0] + sizes[-1]
+def sieve_beside(
+    sizes: Sequence[int], generator: torch.Generator | None = None, bumps: bool = True
+) -> tuple[nn.Module, int]:
+    """An MLP beside the sieve of its inputs, and the number of its features."""
+    return BesideSieve(mlp(sizes, generator=generator), bumps), sieve_width(sizes[0], bumps) + sizes[-1]
 
 
 def pooled(
