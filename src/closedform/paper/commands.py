@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .imagenet_command import imagenet
-from .running import REPORT, checked_device, run_experiment, sections, show, train_all
+from .running import REPORT, checked_device, open_page, run_experiment, show, train_all, write_report
 
 TIMINGS = Path("benchmarks/results/step_overhead-cuda.json")
 
@@ -317,9 +317,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page from a results folder."""
     _check_folder("closedform report", results)
-    from .report import write
-
-    print(write(results, out, sections(results)))
+    open_page(Console(), write_report(results, out))
 
 
 def thin(results: Results, out: Annotated[Path, typer.Argument(help="The folder of the small copy.")]) -> None:

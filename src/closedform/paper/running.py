@@ -36,11 +36,14 @@ def checked_device(name: str) -> str:
     return name
 
 
-def sections(results: Path) -> list[str]:
-    """What an experiment adds to its report."""
+def write_report(results: Path, out: Path | None = None) -> Path:
+    """The report on a results folder, with the verdicts on its claims and what the experiment adds."""
+    from .claims.section import section
     from .experiments import cifar100_report, fno_samples
+    from .report import write
 
-    return [*cifar100_report.sections(results), *fno_samples.sections(results)]
+    extra = [*cifar100_report.sections(results), *fno_samples.sections(results)]
+    return write(results, out, extra, section(results))
 
 
 def run_experiment(
@@ -90,13 +93,24 @@ def train_all(experiment: Any, out: Path, *args: Any, **options: Any) -> None:
 
 def show(console: Console, out: Path, seconds: float) -> None:
     """The best settings of an experiment, and its report."""
-    from .report import write
-
     _show_best(console, out)
-    console.print(
-        f"\nReport: {write(out, None, sections(out))}    table: {out / 'results.parquet'}    {seconds:.0f} s",
-        highlight=False,
-    )
+    console.print(f"\nThis took {duration(seconds)}. The table is {out / 'results.parquet'}.", highlight=False)
+    open_page(console, write_report(out))
+
+
+def open_page(console: Console, page: Path) -> None:
+    """The last line of a long command: what to look at."""
+    console.print(f"Open {page}", highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.4), duration(75), duration(600), duration(9000)
+    ('less than a second', '75 s', '10 min', '2.5 h')
+    """
+    if seconds < 1:
+        return "less than a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 class Bar:
