@@ -45,7 +45,7 @@ PICTURES = {
     "stream": Picture("mean squared error", {"least squares, all rows": "all rows", "Adam, best rate": "Adam",
                       "SGD, best rate": "SGD", "standardised SGD, a row a step": "standardised SGD",
                       "solved, forget 0.9": "solved"}, ("solved, forget 0.9",), log=True),
-    "policy": Picture("value of the policy, negative", {"truth": "simulated", "iv": "iv", "lstd": "lstd", "fqe": "fqe"},
+    "policy": Picture("cost of the policy", {"truth": "simulated", "iv": "iv", "lstd": "lstd", "fqe": "fqe"},
                       ("iv", "lstd", "fqe")),
     "streaming": Picture("mean squared error", {"once": "fitted once", "mean": "the mean", "following": "partial_fit"},
                          ("following",), log=True),
@@ -90,7 +90,7 @@ def draw(name: str, values: dict[str, float], out: Path) -> Path:
         if picture.log:
             axes.set_xscale("log")
         for at, size in zip(places, sizes):
-            axes.annotate(f"{size:.2g}", (size, at), (3, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(f"{size:.0f}" if size >= 100 else f"{size:.2g}", (size, at), (3, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set_yticks(list(places), list(picture.bars.values()))
         axes.invert_yaxis()
         axes.set_xlim(start, max(sizes) * ((max(sizes) / start) ** 0.25 if picture.log else 1.2))

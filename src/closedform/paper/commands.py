@@ -262,8 +262,11 @@ def policy(
     """
     from .experiments import policy as experiment
 
-    for path in experiment.run(out, quick, print, seeds):
-        print(path)
+    print(f"This takes {'minutes' if quick else 'hours'}; every finished row is kept.")
+    table, *pictures = experiment.run(out, quick, print, seeds)
+    print(f"The results are in {table}.")
+    for picture in pictures:
+        open_page(Console(), picture)
 
 
 def landscape(
@@ -272,8 +275,8 @@ def landscape(
     """Figure 1: the loss of W relu(theta x), the curve of solved layers, and two descents; a page to play with."""
     from .experiments import landscape as experiment
 
-    for path in experiment.run(out):
-        print(path)
+    _, page = experiment.run(out)
+    open_page(Console(), page)
 
 
 def theory(
@@ -284,7 +287,10 @@ def theory(
     """Compute every statement of the paper's theory and draw it."""
     from .experiments import theory as experiment
 
-    print(experiment.run(out, quick, figures, say=print))
+    print(f"This takes {'seconds' if quick else 'about a minute on one core'}.")
+    numbers = experiment.run(out, quick, figures, say=print)
+    print(f"The numbers are in {numbers}.")
+    open_page(Console(), out / "report.html")
 
 
 # ---- What has been measured ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rich.table import Table
 from ..extras import require
 from .sweeps.grid import SweepError
 
+MEASURED = 10.0  # seconds of training after which a guess at the rest is worth a sentence
 REPORT = ("pandas", "pyarrow", "matplotlib", "jinja2")  # the packages that tables and reports need
 
 
@@ -125,6 +126,7 @@ class Bar:
         self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         several = options.get("at_once", 1)
         title = f"training, {several} runs at once" if several > 1 else "reading the data"
+        self._console, self._start, self._announced = console, None, False
         self._task = self.progress.add_task(title, total=self.least)
 
     def finish(self, configs: list[dict[str, Any]]) -> None:
@@ -136,7 +138,21 @@ class Bar:
             self.work[name] = self.experiment.work(config)
             self.progress.update(self._task, total=self._total())
         done = sum(self.work[other] for other in self.finished) + self.work[name] * t / total
+        self._announce(done)
         self.progress.update(self._task, completed=done, description=name)
+
+    def _announce(self, done: float) -> None:
+        """Once, after some seconds of training: how long the rest will take at this speed."""
+        now = time.perf_counter()
+        if self._start is None:
+            self._start = (now, done)
+        before, work = self._start
+        if self._announced or now - before < MEASURED or done <= work:
+            return
+        self._announced = True
+        left = (self._total() - done) * (now - before) / (done - work)
+        if left > MEASURED:
+            self._console.print(f"This will take about {duration(left)}.", highlight=False)
 
     def ended(self, count: int, total: int, config: dict[str, Any]) -> None:
         self.step(config, 1, 1)

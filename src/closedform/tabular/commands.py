@@ -133,7 +133,7 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
         table.add_row(name, shown, ratio, share(outcome.quality[name]), f"{outcome.seconds[name]:.2f}")
     console.print(table)
     _say(console, sentence(outcome))
-    _say(console, f"\nModel: {folder}    report: {folder / 'report.html'}")
+    _say(console, f"\nThe model is in {folder}. Open {folder / 'report.html'}")
 
 
 def _say(console: Console, text: str) -> None:
