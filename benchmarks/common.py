@@ -20,11 +20,14 @@ from closedform.files import atomic
 RESULTS = Path(__file__).parent / "results"
 
 
-def arguments(description: str) -> argparse.Namespace:
+def arguments(description: str, **flags: str) -> argparse.Namespace:
+    """What every benchmark takes, and `flags` of its own with their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="a few cells and repetitions only")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     return parser.parse_args()
 
 

@@ -186,6 +186,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--seconds", type=float, default=math.inf, help="start nothing after so many, and stop the rest"
     )
     parser.add_argument("--timing-seconds", type=float, default=8.0, help="for the steps in turn, an equation")
+    parser.add_argument(
+        "--no-timing", action="store_true", help="sum up finished runs, of whatever machine, and time no steps"
+    )
     parser.add_argument("--workers", type=int, help="processes (default 5 on a GPU, 1 on the CPU)")
     parser.add_argument("--no-capture", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, default=Path("runs/fields"), help="folder of the finished runs")
@@ -204,19 +207,25 @@ def main(given: list[str] | None = None) -> dict:
     args.out.mkdir(parents=True, exist_ok=True)
     records = Records(args.out)
     cells = [Cell(equation, args.network, args.quick, args.seeds, records) for equation in args.equations]
-    execute(args, cells, records)
+    if not args.no_timing:
+        execute(args, cells, records)
     rows = []
     for cell in cells:
         if missing := cell.missing():
             print(f"{cell.equation} is not finished: {len(missing)} runs or more are left; run the same command again")
             continue
-        rows.append(cell.summary() | timed(cell, args.device, args.timing_seconds))
+        rows.append(cell.summary() | ({} if args.no_timing else timed(cell, args.device, args.timing_seconds)))
         row = rows[-1]
         print(
             f"{row['equation']:10} learned {statistics.fmean(row['learned']):.4g}, solved "
-            f"{statistics.fmean(row['solved']):.4g}, errors {row['errors']:.3f}, {TIMING} {row[TIMING]:.3f}"
+            f"{statistics.fmean(row['solved']):.4g}, errors {row['errors']:.3f}"
+            + (f", {TIMING} {row[TIMING]:.3f}" if TIMING in row else "")
         )
-    body = {"question": QUESTION, "environment": common.environment(args.device), "rows": rows}
+    if args.no_timing:  # the machine of the runs, not this one
+        environment = {key: next(iter(records.rows.values()))[key] for key in ("device", "torch", "closedform")}
+    else:
+        environment = common.environment(args.device)
+    body = {"question": QUESTION, "environment": environment, "rows": rows}
     suffix = ("_twin" if args.network == "twin" else "") + ("_quick" if args.quick else "")
     args.results.mkdir(parents=True, exist_ok=True)
     path = args.results / f"fields{suffix}-{args.device}.json"

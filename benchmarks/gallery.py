@@ -79,7 +79,13 @@ def draw(name: str, values: dict[str, float], out: Path) -> Path:
 
     picture = PICTURES[name]
     sizes = [abs(values[key]) for key in picture.bars]
-    style: dict[Any, Any] = {**RC, "axes.grid": False, "ytick.left": False, "xtick.bottom": False, "axes.spines.left": False}
+    style: dict[Any, Any] = {
+        **RC,
+        "axes.grid": False,
+        "ytick.left": False,
+        "xtick.bottom": False,
+        "axes.spines.left": False,
+    }
     with matplotlib.rc_context(style | {"axes.spines.bottom": False}):
         figure = Figure(figsize=(3.0, 0.55 + 0.26 * len(sizes)), layout="constrained")
         axes = figure.subplots()
@@ -90,7 +96,14 @@ def draw(name: str, values: dict[str, float], out: Path) -> Path:
         if picture.log:
             axes.set_xscale("log")
         for at, size in zip(places, sizes):
-            axes.annotate(f"{size:.0f}" if size >= 100 else f"{size:.2g}", (size, at), (3, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(
+                f"{size:.0f}" if size >= 100 else f"{size:.2g}",
+                (size, at),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
         axes.set_yticks(list(places), list(picture.bars.values()))
         axes.invert_yaxis()
         axes.set_xlim(start, max(sizes) * ((max(sizes) / start) ** 0.25 if picture.log else 1.2))

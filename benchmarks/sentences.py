@@ -35,6 +35,7 @@ def all_of_them() -> dict[str, Any]:
         "fno_peer": _peers(),
         "equations": _equations(),
         "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
+        "imagenet": _imagenet(),
         "dfiv": _experiment("dfiv"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
@@ -253,6 +254,19 @@ def _initial_layers() -> dict[str, float]:
     table = results.load(ROOT / "results" / "cifar100")
     rows = table[table["study"] == "initialisation"]
     return {str(init): float(own.sort_values("step")["test"].iloc[-1]) for init, own in rows.groupby("init")}
+
+
+def _imagenet() -> dict[str, Any]:
+    """The accuracy of every method on Tiny ImageNet after each epoch, and at the `end`."""
+    from closedform.paper.sweeps.records import Records
+    from closedform.paper.sweeps.work import RUNS
+
+    found: dict[str, Any] = {}
+    for record in Records(ROOT / "results" / "imagenet" / RUNS):
+        config, rows = record["config"], record["rows"]
+        along = {str(round(row["step"] / rows[-1]["step"] * config["epochs"])): row["validation"] for row in rows}
+        found[config["method"].replace(" ", "_").replace("-", "_")] = along | {"end": rows[-1]["validation"]}
+    return found
 
 
 def _solve_time(device: str) -> dict[str, Any]:

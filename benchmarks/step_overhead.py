@@ -1,22 +1,30 @@
 """What does a training step cost with a solved last layer, against a step with cross-entropy?
 
-    python benchmarks/step_overhead.py [--device cuda] [--quick]
+    python benchmarks/step_overhead.py [--device cuda] [--quick] [--nfnet]
 
 The paper's two wall-clock tables: ResNet-18 and ResNet-50 on 32 x 32 images, one more layer that sets the dimension of
 the last, 100 outputs, SGD with Nesterov momentum, torch's default precision. Both steps see the same images; ours solves
 the head on one-hot targets and descends the squared loss, the other learns a linear head by cross-entropy. Eager and, on a
 GPU, as captured CUDA graphs; steps alternate.
+
+With --nfnet: the step of `closedform paper imagenet` instead, an NFNet-F0 with its recipe on generated 48 x 48 images in 200
+classes, each solved layer against learned cross-entropy.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import closedform as cf
+from closedform.paper.experiments import imagenet
+from closedform.paper.experiments.batches import DeviceBatches, DeviceImages
+from closedform.paper.experiments.imagenet_model import classifier
 from closedform.paper.models.resnet import resnet18, resnet50
 from common import arguments, captured, interleaved, save
 
@@ -33,6 +41,7 @@ PAPER = {
     ("resnet50", 1024): (1.15, 1.15, 1.15, 1.16, 1.17, 1.20),
 }
 NETS = {"resnet18": resnet18, "resnet50": resnet50}
+SOLVED = ("proximal", "kalman cross-entropy", "auto cross-entropy")  # of the NFNet
 
 
 def sides(net: str, batch: int, dim: int, device: str) -> dict:
@@ -55,8 +64,44 @@ def sides(net: str, batch: int, dim: int, device: str) -> dict:
     }
 
 
+def nfnet(args: argparse.Namespace) -> None:
+    """Steps of the ImageNet experiment; the small twin of its network with --quick."""
+    torch.manual_seed(0)
+    recipe = imagenet.small(imagenet.tiny(batch_size=64)) if args.quick else imagenet.tiny()
+    x = torch.randint(0, 256, (4 * recipe.batch_size, 3, recipe.size, recipe.size), dtype=torch.uint8)
+    y = torch.arange(len(x)) % recipe.classes
+    shade = torch.full((3,), 0.5)
+    split = SimpleNamespace(x_train=x, y_train=y, mean=shade, std=shade, classes=recipe.classes)
+    data, rows = DeviceImages(split, torch.device(args.device)), []
+    kinds = {"eager": False, "captured": True} if args.device == "cuda" else {"eager": False}
+    for method in SOLVED:
+        row: dict = {"net": recipe.net, "batch": recipe.batch_size, "method": method}
+        for kind, graph in kinds.items():
+            configs = {name: recipe.config(name, 0, lr=1e-3) for name in (method, "cross-entropy")}
+            models = {
+                name: classifier(config, DeviceBatches(data, recipe.batch_size, 0), graph)
+                for name, config in configs.items()
+            }
+            row[kind] = interleaved({name: model.advance for name, model in models.items()}, args.device, 3.0)
+            ours, plain = (row[kind][name]["median_ms"] for name in models)
+            row[f"{kind}_ratio"] = ours / plain
+            print(
+                f"{recipe.net}, batch {recipe.batch_size}, {method}, {kind}: {ours:.2f} ms, {ours / plain:.3f}",
+                flush=True,
+            )
+            del models
+            gc.collect()
+            if args.device == "cuda":
+                torch.cuda.empty_cache()
+        rows.append(row)
+    save(args, "step_overhead_nfnet", "milliseconds of a training step, solved layers against cross-entropy", rows)
+
+
 def main() -> None:
-    args = arguments(__doc__ or "")
+    args = arguments(__doc__ or "", nfnet="an NFNet-F0 with the recipe of ImageNet, instead of ResNets")
+    if args.nfnet:
+        nfnet(args)
+        return
     gpu = args.device == "cuda"
     cells = [(net, batch, dim) for net, batch in PAPER for dim in DIMS]
     if args.quick:

@@ -45,6 +45,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--plan", action="store_true", help="print the number of runs that are missing, and an estimate"
     )
     parser.add_argument(
+        "--summary", action="store_true", help="run nothing: sum up the finished runs, each cell with the seeds it has"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=math.inf, help="start no run after so many, and stop those at work"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/swap"), help="folder of the finished runs")
@@ -178,6 +181,15 @@ def execute(args: argparse.Namespace, chosen: list[Cell], records: Records) -> N
         pool.shutdown()
 
 
+def summary(cell: Cell, records: Records, args: argparse.Namespace) -> dict | None:
+    """A cell with all seeds, or where nothing is run, with as many as are finished."""
+    fewest = args.search_seeds if args.summary else args.seeds
+    for seeds in range(args.seeds, fewest - 1, -1):
+        if (row := swap_plan.summarise(cell, records, list(range(seeds)), args.search_seeds)) is not None:
+            return row
+    return None
+
+
 def main(given: list[str] | None = None) -> dict | None:
     args = arguments(given)
     chosen, skipped = cells(args)
@@ -187,13 +199,13 @@ def main(given: list[str] | None = None) -> dict | None:
     if args.plan:
         plan(args, chosen, records)
         return None
-    execute(args, chosen, records)
-    seeds = list(range(args.seeds))
-    rows = [row for cell in chosen if (row := swap_plan.summarise(cell, records, seeds, args.search_seeds)) is not None]
+    if not args.summary:
+        execute(args, chosen, records)
+    rows = [row for cell in chosen if (row := summary(cell, records, args)) is not None]
+    devices = {"devices": sorted({row["device"] for row in records.rows.values()})}
     body = {
         "question": QUESTION,
-        "environment": common.environment(args.device)
-        | {"devices": sorted({row["device"] for row in records.rows.values()})},
+        "environment": devices if args.summary else common.environment(args.device) | devices,
         "skipped": skipped,
         "unfinished": len(chosen) - len(rows),
         "overall": swap_plan.overall(rows) if rows else {},

@@ -260,6 +260,30 @@ def confidence(optimizer: str = "sgd") -> str:
     return _markdown(["as it is / calibrated / accuracy", *(f"batch {size}" for size in sizes)], body)
 
 
+def imagenet(experiment: str = "imagenet") -> str:
+    """Accuracy along the runs of the ImageNet experiment in per cent, and seconds an epoch."""
+    from closedform.paper.experiments import imagenet as runs
+    from closedform.paper.sweeps.records import Records
+    from closedform.paper.sweeps.work import RUNS
+
+    records = list(Records(RESULTS.parents[1] / "results" / experiment / RUNS))
+    if not records:
+        return "No run has been committed yet."
+    order = list(runs.METHODS)
+    records.sort(key=lambda record: (order.index(record["config"]["method"]), str(record["config"])))
+    epochs = records[0]["config"]["epochs"]
+    shares = sorted({max(1, round(epochs * share)) for share in (1 / 9, 3 / 9, 5 / 9, 7 / 9, 1)})
+    body = []
+    for record in records:
+        config, rows = record["config"], record["rows"]
+        setting = [f"{name} {config[name]:g}" for name in ("lr", *runs.SETTINGS) if config[name] is not None]
+        by_epoch = {round(row["step"] / rows[-1]["step"] * config["epochs"]): row["validation"] for row in rows}
+        cells = [f"{100 * by_epoch[epoch]:.1f}" if by_epoch[epoch] >= 0 else "diverges" for epoch in shares]
+        pace = f"{rows[-1]['wall_s'] / config['epochs']:.1f}"
+        body.append([config["method"], ", ".join(setting).replace("lr", "rate"), *cells, pace])
+    return _markdown(["method", "setting", *(f"epoch {epoch}" for epoch in shares), "s an epoch"], body)
+
+
 def generalized(device: str = "cuda") -> str:
     """The generalised squared loss, k = 5, m = 2: milliseconds of a solve, and ratios."""
     captured = device == "cuda"
@@ -379,27 +403,6 @@ def tabular_times() -> str:
     return _markdown(["table", *MODELS, "epochs, closedform / MLP"], body)
 
 
-def tabular_epochs() -> str:
-    """Seconds of the processor for 20 epochs, splits 0 to 2: all members and one, MLPRegressor as it is, and with the layers
-    and batches of closedform; one network over one network, and how many times faster all members are than as many."""
-    keys = ("closedform", "closedform, one member", "MLP", "MLP of these layers")
-    body, sums, ratios, single = [], dict.fromkeys(keys, 0.0), [], []
-    for name, rows in _by_set().items():
-        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
-        times = {key: statistics.fmean(row[key] for row in same) for key in keys}
-        members = next(row["members"] for row in rows if "members" in row)
-        ratios.append(members * times["MLP of these layers"] / times["closedform"])
-        single.append(times["closedform, one member"] / times["MLP of these layers"])
-        for key in keys:
-            sums[key] += times[key]
-        last = f"{single[-1]:.2f}", f"{ratios[-1]:.1f}"
-        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), *last])
-    last = f"{statistics.geometric_mean(single):.2f}", f"{statistics.geometric_mean(ratios):.1f}"
-    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), *last])
-    head = ["table", "members", *keys, "one member / MLP of these layers", "as many of the latter / closedform"]
-    return _markdown(head, body)
-
-
 def tabular_search() -> str:
     """Validation error over the default's: geometric mean and median, where the change helps most and harms most."""
     found: dict[str, dict[str, dict]] = {}
@@ -432,6 +435,92 @@ def tabular_lambda() -> str:
             cells.append(f"{auto / means[best]:.2f} ({float(best):g})")
         body.append([name, *cells])
     return _markdown(["table", *(f"batch {batch}" for batch in batches)], body)
+
+
+PEERS = ("closedform", "RealMLP-TD-S", "CatBoost", "LightGBM", "MLP", "linear")
+
+
+def _peers(classes: bool) -> dict[str, dict[str, dict]]:
+    """By table and model, those tables that every model has."""
+    tables: dict[str, dict[str, dict]] = {}
+    for row in _rows("tabular_peers-cpu"):
+        if row["classes"] == classes:
+            tables.setdefault(row["table"], {})[row["model"]] = row
+    return {name: models for name, models in tables.items() if all(model in models for model in PEERS)}
+
+
+def _compared(classes: bool, measure: str) -> str:
+    body = []
+    for name, models in _peers(classes).items():
+        values = [models[model][measure] for model in PEERS]
+        shown = [f"**{value:.4g}**" if value == min(values) else f"{value:.4g}" for value in values]
+        body.append([name, f"{models['closedform']['rows']:,}", str(models["closedform"]["columns"]), *shown])
+    return _markdown(["table", "rows", "columns", *PEERS], body)
+
+
+def tabular_peers() -> str:
+    """Test RMSE of defaults on regression tables, one split each; in bold the best."""
+    return _compared(False, "rmse")
+
+
+def tabular_peers_classes() -> str:
+    """Test log loss of defaults on classification tables, one split each; in bold the best."""
+    return _compared(True, "log_loss")
+
+
+def tabular_peers_summary() -> str:
+    """closedform against each model: errors as a geometric mean of ratios, tables won, mean rank, time."""
+    body = []
+    for model in PEERS:
+        cells = [model]
+        for classes, measure in ((False, "rmse"), (True, "log_loss"), (True, "error")):
+            tables = _peers(classes)
+            floor = 1e-6 if classes else 0.0  # a log loss, or an error rate, of zero
+            ratios = [
+                (models["closedform"][measure] + floor) / (models[model][measure] + floor) for models in tables.values()
+            ]
+            won = sum(ratio < 1 for ratio in ratios)
+            ranks = [
+                1 + sum(models[other][measure] < models[model][measure] for other in PEERS)
+                for models in tables.values()
+            ]
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            beside = "" if model == "closedform" else f"{mean:.2f} ({won} of {len(ratios)})"
+            cells += [beside, f"{statistics.fmean(ranks):.2f}"]
+        both = [models for classes in (False, True) for models in _peers(classes).values()]
+        own, other = (sum(models[name]["seconds"] for models in both) for name in ("closedform", model))
+        each = [models["closedform"]["seconds"] / models[model]["seconds"] for models in both]
+        mean = math.exp(statistics.fmean(map(math.log, each)))
+        cells.append("" if model == "closedform" else f"{own / other:.2g} ({mean:.2g})")
+        body.append(cells)
+    head = ["model", "RMSE (lower on)", "rank", "log loss (lower on)", "rank", "error rate (lower on)", "rank"]
+    return _markdown([*head, "time: of all, by table"], body)
+
+
+def tabular_intervals() -> str:
+    """90 % intervals: the share of test targets inside and the mean width over the deviation of the targets."""
+    body = []
+    rows = [row for row in _rows("tabular_peers-cpu") if "interval" in row]
+    for row in rows:
+        cells = [f"{row[way]['covered']:.1%}" for way in ("interval", "split_conformal")]
+        widths = [f"{row[way]['width']:.3g}" for way in ("interval", "split_conformal")]
+        body.append([row["table"], f"{row['rows']:,}", *cells, *widths])
+    within = [sum(0.88 <= row[way]["covered"] <= 0.92 for row in rows) for way in ("interval", "split_conformal")]
+    ratio = math.exp(
+        statistics.fmean(math.log(row["interval"]["width"] / row["split_conformal"]["width"]) for row in rows)
+    )
+    body.append(["88 to 92 %; mean ratio of widths", "", *(f"{n} of {len(rows)}" for n in within), f"{ratio:.3f}", "1"])
+    head = ["table", "rows", "covered", "split conformal", "width", "split conformal"]
+    return _markdown(head, body)
+
+
+def tabular_million() -> str:
+    """A million rows by 20 columns (docs/tabular.md)."""
+    body = [
+        [row["model"], f"{row['rmse']:.4f}", f"{row['seconds']:.0f}", f"{row['peak_gib']:.2f}"]
+        for row in _rows("tabular_million-cpu")
+    ]
+    return _markdown(["model", "RMSE", "seconds", "peak memory, GiB"], body)
 
 
 def tabular_hard() -> str:
@@ -607,7 +696,8 @@ def fields(name: str = "fields_quick-cpu") -> str:
         seeds = ", ".join(f"{ratio:.2f}" for ratio in row["ratios"])
         errors = (f"{sum(row[head]) / len(row[head]):.4f}" for head in ("learned", "solved"))
         equation = {"darcy": "Darcy flow", "burgers": "Burgers"}[row["equation"]]
-        body.append([equation, f"{row['rate']:.2g}", *errors, f"{row['errors']:.2f} ({seeds})", f"{row['time']:.2f}"])
+        body.append([equation, f"{row['rate']:.2g}", *errors, f"{row['errors']:.2f} ({seeds})"])
+        body[-1].append(f"{row['time']:.2f}" if "time" in row else "not timed")
     return _markdown(["", "rate", "learned", "solved", "errors (seed by seed)", "time"], body)
 
 
@@ -636,8 +726,9 @@ if __name__ == "__main__":
         qm9, fno, fno_end, fno_seeds,
         shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
-        tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
-        tabular_hard, tabular_columns,
+        tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
+        tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
+        tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,
         fields, equations, equations_estimates,
     ):  # fmt: skip

@@ -7,8 +7,8 @@ import torch
 
 import closedform as cf
 from closedform.paper.data import cifar
-from closedform.paper.experiments import cifar100_model, cifar100_report
-from closedform.paper.experiments.batches import DeviceImages
+from closedform.paper.experiments import cifar100_model, cifar100_report, imagenet, imagenet_model
+from closedform.paper.experiments.batches import DeviceBatches, DeviceImages
 from closedform.paper.experiments.cifar100_plan import Cell, Scale
 from closedform.paper.sweeps.work import OutOfTime
 
@@ -182,3 +182,20 @@ def test_bf16_on_a_resnet():
     config = config_of("kalman", batch_size=64, net="resnet18", precision="bf16", lr=0.1, epochs=12)
     rows = made(config, "cuda").train()
     assert rows[-1]["test"] > 0.8
+
+
+@pytest.mark.parametrize("method", list(imagenet.METHODS))
+def test_the_captured_step_of_imagenet_is_the_cpus(method, exact):
+    recipe = imagenet.small(imagenet.tiny(batch_size=32, average=0.9, classes=10))
+    config = recipe.config(method, 0, lr=0.02) | ({"beta": 10.0} if method == "ridge" else {})
+    split = cifar.load(0, 400, source="synthetic")
+    models = [
+        imagenet_model.classifier(config, DeviceBatches(DeviceImages(split, torch.device(device)), 32, 0))
+        for device in ("cpu", "cuda")
+    ]
+    for model in models:
+        model.advance(6)
+    assert models[1].captured
+    for heads in ([model.head for model in models], [model.average.head for model in models]):
+        on_cpu, on_gpu = (head.weight.detach().double().cpu() for head in heads)
+        assert relative(on_gpu, on_cpu) < 1e-2

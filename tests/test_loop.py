@@ -143,6 +143,27 @@ def test_a_process_may_be_killed(tmp_path, kind):
         assert all(torch.equal(a, b) for a, b in zip(errors[name], expected[name])), name
 
 
+def test_several_processes_stop_at_the_same_step_and_one_of_them_writes(tmp_path):
+    """Every process looks after every step, whether it was asked itself or another was."""
+    for name, writes in (("first", True), ("second", False)):
+        asked, made = [], stack(CANDIDATES)
+
+        def agreed(own, asked=asked):
+            asked.append(own)
+            return len(asked) == 7
+
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(made, loop.on(measured()), checkpoint=tmp_path / name, agreed=agreed, writes=writes)
+        assert made.t == 7
+        assert asked == [False] * 7
+        assert (tmp_path / name).is_file() == writes
+    resumed = stack(CANDIDATES)
+    same(
+        loop.train(resumed, loop.on(measured()), checkpoint=tmp_path / "first", agreed=bool),
+        loop.train(stack(CANDIDATES), loop.on(measured())),
+    )
+
+
 def test_a_second_signal_does_not_wait():
     with loop.Stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)

@@ -12,7 +12,6 @@ from closedform.paper.report import panels, summary, write
 from .browsing import Visit
 from .report_tables import HOSTILE, METHODS, falling, hostile, save, small, sweep
 
-
 CURVES = '.plot[data-kind="curves"]'
 HEADLINE = '.plot[data-kind="headline"]'
 

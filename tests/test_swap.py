@@ -88,6 +88,14 @@ def test_it_resumes_to_the_same_summary(tmp_path):
     assert json.loads(written.read_text())["overall"]["cells"] == 4
 
 
+def test_a_summary_takes_the_seeds_that_are_there_and_runs_nothing(tmp_path):
+    whole = swap.main(_command(tmp_path))
+    runs = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*.json")}
+    more = swap.main([*_command(tmp_path), "--seeds", "4", "--summary"])
+    assert more["rows"] == whole["rows"]
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").glob("*.json")} == runs
+
+
 def test_no_time_no_run(tmp_path):
     body = swap.main(_command(tmp_path, "--seconds", "-1"))
     assert body["unfinished"] == 4

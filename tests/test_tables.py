@@ -397,3 +397,30 @@ def test_predicting_takes_constant_memory(trained, tmp_path):
         found = subprocess.run(arguments, capture_output=True, text=True, check=True)
         peaks.append(int(found.stdout) / (1 if sys.platform == "darwin" else 1024))
     assert peaks[1] < peaks[0] + 40
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_intervals_beside_the_predictions(tmp_path, task):
+    table = homes(400)
+    target = "price" if task == "regression" else "district"
+    table = table[table["district"].notna()]
+    path, out = tmp_path / "homes.csv", tmp_path / "p.csv"
+    table.to_csv(path, index=False)
+    assert command("train", path, "--target", target, "--epochs", 3, "--importance", "none")[0] == 0
+    folder = tmp_path / "homes-model"
+    page = (folder / "report.html").read_text()
+    assert ("Intervals of 90% reach" if task == "regression" else "Sets of 90% have") in page
+    assert command("predict", folder, path, "--out", out, "--interval", "--level", 0.8)[0] == 0
+    rows, model = pd.read_csv(out, index_col="row"), load(folder)
+    if task == "regression":
+        ends = model.predict_interval(table, 0.2)
+        np.testing.assert_allclose(rows[["price from", "price to"]], ends)
+    else:
+        chosen = model.predict_set(table, 0.2)
+        assert [text.count("|") + 1 for text in rows["district one of"]] == chosen.sum(1).tolist()
+        assert all(row["predicted district"] in row["district one of"] for _, row in rows.iterrows())
+    assert command("predict", folder, path, "--out", out)[0] == 0
+    assert not any(name.endswith((" from", " to", " one of")) for name in pd.read_csv(out).columns)
+    code, said = command("predict", folder, path, "--interval", "--level", 90)
+    assert code != 0
+    assert "between 0 and 1" in said

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("name", claims.EXPERIMENTS)
 def test_every_verdict_of_the_command_stands_on_the_page(name):
     checks = claims.check(name, ROOT / "results" / name)
-    rows = re.findall(r'<td class="(?:holds|fails)">([^<]*)</td><td>(.*?)</td><td>(.*?)</td>', section(ROOT / "results" / name))
+    rows = re.findall(
+        r'<td class="(?:holds|fails)">([^<]*)</td><td>(.*?)</td><td>(.*?)</td>', section(ROOT / "results" / name)
+    )
     expected = [("holds" if one.holds else "does not hold", one.claim, one.figures)
                 for beyond in (False, True) for one in checks if one.beyond is beyond]  # fmt: skip
     assert [tuple(unescape(cell) for cell in row) for row in rows] == expected

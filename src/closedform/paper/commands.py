@@ -385,7 +385,5 @@ def _catalogue() -> None:
     for name in ("in the paper", "shows", "command"):
         table.add_column(name)
     for entry in PAPER:
-        table.add_row(
-            entry.what, entry.shows, f"[bold]{entry.command}[/]" if entry.command else "[dim]not built yet[/]"
-        )
+        table.add_row(entry.what, entry.shows, f"[bold]{entry.command}[/]")
     Console().print(table)

@@ -47,7 +47,6 @@ def imagenet(
     For several GPUs: torchrun --nproc-per-node 8 --no-python closedform paper imagenet --images FOLDER. Every finished run
     is a file in the output folder. Ctrl-C stops the work, and the same command continues it.
     """
-    from .data import imagefolder
     from .experiments import imagenet as experiment
     from .sweeps.records import Records
     from .sweeps.work import RUNS
@@ -58,7 +57,7 @@ def imagenet(
     if images is None:
         recipe = experiment.tiny(parts, **changed)
     else:
-        recipe = experiment.of_folder(imagefolder.load(images), **changed)
+        recipe = experiment.of_folder(experiment.listed(images), **changed)
     recipe = experiment.small(recipe) if quick else recipe
     wanted = experiment.configs(recipe, method, lr, seeds)
     if first:

@@ -133,6 +133,8 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
         table.add_row(name, shown, ratio, share(outcome.quality[name]), f"{outcome.seconds[name]:.2f}")
     console.print(table)
     _say(console, sentence(outcome))
+    if outcome.intervals is not None:
+        _say(console, outcome.intervals)
     _say(console, f"\nThe model is in {folder}. Open {folder / 'report.html'}")
 
 
@@ -145,6 +147,10 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A folder that closedform train wrote.")],
     data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns, of any length.")],
     out: Annotated[Path | None, typer.Option(help="NAME-predictions.csv beside the file otherwise.")] = None,
+    interval: Annotated[
+        bool, typer.Option("--interval", help="Also the ends of an interval, or a set of classes, for every row.")
+    ] = False,
+    level: Annotated[float, typer.Option(help="The share of true values that --interval is to hold.")] = 0.9,
     encoding: Encoding = "utf-8-sig",
 ) -> None:
     """Predict for every row of a table, piece by piece, so that a file larger than memory works too."""
@@ -155,5 +161,12 @@ def predict(
     path = out or data.with_name(f"{data.stem}-predictions.csv")
     console = Console()
     with console.status("predicting") as status:
-        rows = run(model, data, path, encoding=encoding, progress=lambda done: status.update(f"{done:,} rows"))
+        rows = run(
+            model,
+            data,
+            path,
+            encoding=encoding,
+            level=level if interval else None,
+            progress=lambda done: status.update(f"{done:,} rows"),
+        )
     _say(console, f"{rows:,} row{'s' * (rows != 1)}: {path}")

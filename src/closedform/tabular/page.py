@@ -79,6 +79,7 @@ def render(
         "columns": ", ".join(f"{kind} {len(names):,}" for kind, names in model.preparation.summary().items()),
         "epochs": str(model.estimator.n_iter_),
     }
+    intervals = f"<p>{html.escape(outcome.intervals)}</p>\n" if outcome.intervals is not None else ""
     listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -87,7 +88,8 @@ def render(
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n<header>\n<h1>{title}</h1>\n"
         f'<p class="result">{html.escape(sentence(outcome))}</p>\n{remarks}\n<dl class="environment">{listed}</dl>\n'
-        f'</header>\n<section>\n<h2>On the test rows</h2>\n{_table(outcome)}\n</section>\n<section class="charts">\n'
+        f"</header>\n<section>\n<h2>On the test rows</h2>\n{_table(outcome)}\n{intervals}</section>\n"
+        '<section class="charts">\n'
         + "\n".join(figures)
         + f"\n</section>\n{_columns(outcome)}\n</main>\n</body>\n</html>\n"
     )

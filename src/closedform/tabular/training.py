@@ -44,6 +44,7 @@ class Outcome:
     train_rows: int
     test_rows: int
     importance: Importance | None = None
+    intervals: str | None = None  # how they do on the test rows, in words
     remarks: list[str] = field(default_factory=list)  # besides those about columns, which the preparation has
 
 
@@ -118,6 +119,7 @@ def train(
                 seconds,
                 len(first),
                 len(second),
+                intervals=predicting.interval_sentence(model, test, y[second]),
                 remarks=remarks,
             )
             if importance != "none":

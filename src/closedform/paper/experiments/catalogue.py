@@ -8,7 +8,7 @@ from typing import NamedTuple
 class PaperItem(NamedTuple):
     what: str  # as the paper names it
     shows: str
-    command: str | None  # None: not built yet
+    command: str
 
 
 PAPER = (

@@ -163,7 +163,7 @@ def _on_device(parts: int, device: str) -> DeviceImages:
     return DeviceImages(tinyimagenet.load(parts), torch.device(device))
 
 
-_listed = lru_cache(maxsize=1)(imagefolder.load)
+listed = lru_cache(maxsize=1)(imagefolder.load)  # a million files take a while
 
 
 def batches_of(config: dict[str, Any], device: str, images: Path | None, workers: int) -> Batches:
@@ -171,7 +171,7 @@ def batches_of(config: dict[str, Any], device: str, images: Path | None, workers
     mix, size, seed = mix_of(config, config["classes"]), config["batch_size"], config["seed"]
     if images is None:
         return DeviceBatches(_on_device(config["images"] // tinyimagenet.PART, device), size, seed, mix)
-    return FolderBatches(_listed(images), torch.device(device), size, seed, transforms_of(config), workers, mix)
+    return FolderBatches(listed(images), torch.device(device), size, seed, transforms_of(config), workers, mix)
 
 
 def train(

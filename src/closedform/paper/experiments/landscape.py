@@ -58,7 +58,8 @@ def section(picture: Landscape | None = None, W: float = START_W, theta: float =
         "style": _file("style.css").strip(),
         "script": _file("script.js").strip(),
         "presets": "\n".join(
-            f"  <button type=\"button\" data-preset='{json.dumps(changes)}'>{label}</button>" for label, changes in PRESETS
+            f"  <button type=\"button\" data-preset='{json.dumps(changes)}'>{label}</button>"
+            for label, changes in PRESETS
         ),
         "data": json.dumps(state).replace("</", "<\\/"),
     }

@@ -93,9 +93,7 @@ def of_sensitivities(panels: Sequence[Panel], lower: bool) -> list[list[Reach | 
             return None
         own = min(values) if lower else max(values)
         edge = (
-            4 * own
-            if lower and best > 0
-            else own + (own - best) + (max(every) - min(every)) * (0.1 if lower else -0.1)
+            4 * own if lower and best > 0 else own + (own - best) + (max(every) - min(every)) * (0.1 if lower else -0.1)
         )
         ends = [
             y + (half if lower else -half)

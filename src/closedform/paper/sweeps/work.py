@@ -6,6 +6,7 @@ work on one run, and the first of them says which and notes what comes of it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
@@ -160,4 +161,8 @@ def _work(experiment: str, config: Config, shared: dict[str, Any], parent: int) 
     """What a worker does."""
     workers.end_with(parent)
     torch.set_num_threads(1)
-    return import_module(experiment).train(config, **shared)
+    try:
+        return import_module(experiment).train(config, **shared)
+    finally:
+        gc.collect()  # a model of the last run must not stay on the device beside the next one
+        torch.cuda.empty_cache()
