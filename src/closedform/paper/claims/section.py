@@ -29,7 +29,7 @@ def section(folder: Path) -> str:
             '<div class="scroll verdicts" tabindex="0" role="region" aria-labelledby="claims"><table>'
             '<thead><tr><th scope="col">verdict</th><th scope="col">claim</th><th scope="col">figures</th></tr></thead>'
             f"{''.join(groups)}</table></div>\n"
-            f'<p class="note">The same as <code>closedform claims {name}</code>. The paper gives no numbers for words such as '
+            f'<p class="note">The same as <code>closedform claims {name}</code>. The paper has no numbers for words such as '
             f"“comparable”; the ones taken here stand in <code>closedform/paper/claims/thresholds.py</code>.</p>"
         )
     return f'<section aria-labelledby="claims"><h2 id="claims">Claims and verdicts</h2>\n{body}\n</section>'

@@ -28,7 +28,7 @@ START_W, START_THETA, RATE, STEPS = 2.0, 1.5, 0.02, 60
 # what the page's buttons set; the first is what it opens with
 PRESETS = (
     ("the solved path is better (tanh)", {"activation": "tanh"}),
-    ("descent in both is better (the paper’s relu)", {"activation": "relu"}),
+    ("descent in both is better (the paper&#39;s relu)", {"activation": "relu"}),
 )
 
 

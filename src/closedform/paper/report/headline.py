@@ -77,7 +77,7 @@ def _line(experiment: spec.Experiment, key: str, entries: Sequence[tuple[int, Be
 def _caption(experiment: spec.Experiment) -> str:
     when = "over the last fifth of training" if experiment.late else "at the end of training"
     return (
-        f"Each method at its best setting, {when}. A dot is the mean over the seeds, its line the 95 % interval; one seed has no "
-        f"line. {'Lower' if experiment.lower else 'Higher'} is better. A triangle at the edge is a value beyond the axis, a "
-        f"cross a method that diverged."
+        f"Each method at its best setting, {when}. A dot is the mean over the seeds, its line the 95 % interval; one seed "
+        f"has no line. {'Lower' if experiment.lower else 'Higher'} is better. A triangle at the edge is a value beyond the "
+        f"axis, a cross a method that diverged."
     )

@@ -22,8 +22,8 @@ from .spec import Experiment
 
 
 def write(folder: Path, out: Path | None = None, sections: Sequence[str] = (), verdicts: str = "") -> Path:
-    """Write the report on a results folder, `report.html` in it by default, with `verdicts` on claims between the figures and
-    the table, and `sections` of HTML at its end."""
+    """Write the report on a results folder, `report.html` in it by default. `verdicts` on claims stand between the figures
+    and the table, `sections` of HTML at the end."""
     folder = Path(folder)
     return save(render(folder, sections, verdicts), folder / "report.html" if out is None else Path(out))
 

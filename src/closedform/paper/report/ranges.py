@@ -1,6 +1,6 @@
 """How far the axes of a figure reach: what each line asks for, and the axis that has room for the lines in sight.
 
-A line asks for a range of its own (its `reach`), so that the page can widen and narrow the axes as lines are hidden and shown.
+A line asks for a range of its own (its `reach`), so that the axes of the page follow what is shown.
 `page.js` joins the reaches as `joined` does here; a test in a browser compares the two.
 """
 
@@ -106,7 +106,7 @@ def of_sensitivities(panels: Sequence[Panel], lower: bool) -> list[list[Reach | 
 
 
 def _clipped(values: Sequence[float], edge: float, linear_edge: float, lower: bool) -> Reach | None:
-    """From the best value to the worst or to the edge, whichever comes first; nothing of a line that lies beyond the edge."""
+    """From the best value to the worst or to the edge, whichever comes first; None for a line beyond the edge."""
     if (min(values) > edge) if lower else (max(values) < edge):
         return None
 
