@@ -22,7 +22,7 @@ def figure(facets: Sequence[Facet], experiment: spec.Experiment) -> panels.Figur
     rows = list(dict.fromkeys(facet.names[:-1] for facet in facets))
     drawn = [method.key for method in _methods(facets)]
     what = text.name(experiment, column)
-    made = []
+    sides = []
     for at, row in enumerate(rows):
         entries: dict[str, list[tuple[int, BestSetting]]] = {}
         for facet in facets:
@@ -30,8 +30,8 @@ def figure(facets: Sequence[Facet], experiment: spec.Experiment) -> panels.Figur
                 for entry in facet.entries:
                     entries.setdefault(entry.method.key, []).append((cases.index(facet.names[-1]), entry))
         lines = tuple(_line(experiment, key, entries[key]) for key in drawn if key in entries)
-        made.append(panels.Panel(", ".join(row) or f"by {what}", 0, at, lines))
-    values = [y for panel in made for line in panel.lines for y in line.y if y is not None]
+        sides.append(panels.Panel(", ".join(row) or f"by {what}", 0, at, lines))
+    values = [y for panel in sides for line in panel.lines for y in line.y if y is not None]
     low, high = (min(values), max(values)) if values else (0.1, 1.0)
     return panels.Figure(
         "headline",
@@ -40,8 +40,8 @@ def figure(facets: Sequence[Facet], experiment: spec.Experiment) -> panels.Figur
         what,
         experiment.label,
         1,
-        len(made),
-        tuple(made),
+        len(sides),
+        tuple(sides),
         panels.styles(experiment, "method", drawn),
         (low, high),
         (low, high) if low > 0 else None,

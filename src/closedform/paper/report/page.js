@@ -138,7 +138,7 @@
 
     axes() {
       const { kind, ticks } = this.figure, sensitivity = kind === "sensitivity";
-      const found = ranges(this.figure), logY = log.y && found.log !== null, rangeY = logY ? found.log : found.linear;
+      const range = ranges(this.figure), logY = log.y && range.log !== null, rangeY = logY ? range.log : range.linear;
       const bottom = this.height - BOTTOM, y = scale(rangeY, logY, bottom, TOP);
       const vertical = { bottom, y, rangeY, ticksY: (logY ? logTicks : linearTicks)(...rangeY, 5) };
       if (kind === "headline") {
