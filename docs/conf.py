@@ -26,7 +26,7 @@ exclude_patterns = ["figures/**"]
 source_suffix = {".md": "markdown"}
 
 myst_heading_anchors = 3  # as GitHub has them, so that links work in both places
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
 html_math_renderer = "mathml"  # browsers have it built in: no script. The font, which not every system has, is below
 
 default_role = "literal"  # docstrings write code in single backticks
@@ -44,6 +44,7 @@ html_title = f"closedform {release}"
 MATH = importlib.resources.files("ziamath.fonts") / "STIXTwoMath-Regular.ttf"
 html_static_path = ["_static", str(MATH)]
 html_css_files = ["style.css"]
+html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 

@@ -2,6 +2,7 @@
 
 import doctest
 import html.parser
+import json
 import re
 import shutil
 import subprocess
@@ -83,6 +84,51 @@ def test_the_five_minutes_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "model.pt").is_file()
     assert type(space["model"][2]) is space["nn"].Linear
     assert "Advice" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter warns of its own future
+def test_the_page_about_export_runs(tmp_path, monkeypatch):
+    for module in ("onnxruntime", "onnxscript", "safetensors"):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(encoding="utf-8"), re.S)
+    assert len(blocks) == 5
+    space = {}
+    for block in blocks:
+        exec(block, space)  # the page is ours, and asserts what it says
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"plain.pt", "model.pt2", "model.onnx", "model.safetensors"} <= written
+    assert float((space["model"](space["x"]) - space["y"]).square().mean()) < 0.1
+
+
+def test_every_example_is_in_the_gallery():
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    examples = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+    assert sorted(re.findall(r"`python examples/(\w+)\.py`", page)) == examples
+    assert sorted(re.findall(r"\(figures/gallery/(\w+)\.svg\)", page)) == examples
+
+
+def test_the_pictures_of_the_gallery_are_drawn_from_what_the_examples_returned(tmp_path):
+    pytest.importorskip("matplotlib")
+    gallery = load("benchmarks/gallery.py")
+    results = json.loads(gallery.RESULTS.read_text(encoding="utf-8"))
+    assert set(results) == set(gallery.PICTURES)
+    for name, values in results.items():
+        drawn = gallery.draw(name, values, tmp_path).read_text(encoding="utf-8")
+        shown = (gallery.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
+        words, committed = (re.findall(r">([^<>\n]+)</text>", svg) for svg in (drawn, shown))
+        assert words == committed, name
+        assert len(shown) < 20_000
+
+
+def test_every_command_has_its_place_on_the_page():
+    typer = pytest.importorskip("typer")
+    from closedform.cli import application
+
+    command = typer.main.get_command(application())
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## closedform (\w+)$", page, re.M)) == set(command.commands)
+    assert set(re.findall(r"^\| `closedform paper (\w+)` \|", page, re.M)) == set(command.commands["paper"].commands)
 
 
 @pytest.mark.slow
@@ -221,3 +267,21 @@ def test_the_site_on_a_telephone(site, scheme):
         wrong += [] if any("STIX Two Math" in font for font in fonts) else [f"formulas have no font, only {fonts}"]
         browser.close()
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_code_can_be_copied_and_search_finds_the_commands(site, browser):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto((site / "start.html").as_uri())
+    block = page.locator("div.highlight").nth(1)
+    block.hover()
+    block.locator("button.copy").click()
+    page.wait_for_function("document.querySelectorAll('button.copy')[1].textContent == 'copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == block.locator("pre").text_content().rstrip("\n")
+    commands = ("closedform train", "claims", "closedform paper qm9")
+    for words, target in (*((words, "commands.html") for words in commands), ("onnx", "export.html")):
+        page.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+        page.wait_for_selector("#search-results li")
+        assert target in page.locator("#search-results li a").first.get_attribute("href"), words
+    context.close()

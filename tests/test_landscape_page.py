@@ -103,8 +103,31 @@ def test_dragging_a_point_moves_the_curve_and_both_paths(visit):
     after = curve(page)
     page.mouse.move(x + 45, y - 26, steps=2)  # released: it no longer follows, though the pointer is still on it
     assert curve(page) == after
-    page.click("button")
+    page.click(".cfl-reset")
     assert [curve(page), *paths(page)] == before
+
+
+def test_it_opens_where_the_solved_path_is_better_and_keeps_the_other_case(visit):
+    page = visit()
+
+    def ends():
+        return page.evaluate(
+            "(() => { const { paths, loss } = document.querySelector('section').cfLandscape;"
+            " return ['along', 'both'].map(name => { const [theta, W] = paths[name].at(-1); return loss(W, theta); }); })()"
+        )
+
+    along, both = ends()
+    assert along < 0.6 * both
+    assert "The path along the curve ends lower." in page.inner_text(".cfl-status")
+    buttons = page.locator("[data-preset]")
+    assert [one.get_attribute("aria-pressed") for one in buttons.all()] == ["true", "false"]
+    buttons.nth(1).click()
+    along, both = ends()
+    assert both < along
+    assert page.input_value("select") == "relu"
+    assert [one.get_attribute("aria-pressed") for one in buttons.all()] == ["false", "true"]
+    buttons.first.click()
+    assert page.input_value("select") == "tanh"
 
 
 def test_dragging_by_touch(visit):
@@ -160,6 +183,7 @@ def test_points_answer_to_arrow_keys(visit):
 
 def test_a_diverging_descent_is_said_to_be_one(visit):
     page = visit()
+    page.select_option("select", "relu")
     page.locator('[data-name="lr"]').fill("0.3")
     assert "it diverged" in page.inner_text(".cfl-status")
     assert "NaN" not in "".join(paths(page))
@@ -209,6 +233,7 @@ def test_the_nearest_point_is_taken(visit):
 def test_what_is_said_of_relu_is_so(visit):
     """On a branch where all features are zero the loss is constant; elsewhere it falls with beta, and is flat without."""
     page = visit()
+    page.select_option("select", "relu")
     made = "document.querySelector('section').cfLandscape"
     loss = f"theta => {made}.loss({made}.best(theta), theta)"
     for x, beta, words, falls in (
@@ -246,7 +271,7 @@ def test_light_and_dark(visit):
 
 
 def test_two_sections_in_one_page_do_not_meet(visit):
-    other = landscape.section(replace(landscape.data(), activation="tanh"))
+    other = landscape.section(replace(landscape.data(), activation="relu"))
     page = visit(html=f"<!doctype html><html><body>{landscape.section()}{other}</body></html>")
     curves = page.locator(".cfl-map path.cfl-curve")
     assert curves.count() == 2

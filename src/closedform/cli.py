@@ -26,7 +26,7 @@ def application() -> typer.Typer:
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
-        help="`closedform` on the command line.",
+        help="Train on tables, and reproduce the paper.",
         pretty_exceptions_enable=False,
     )
     app.command()(version)

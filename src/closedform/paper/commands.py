@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .imagenet_command import imagenet
-from .running import REPORT, checked_device, run_experiment, sections, show, train_all
+from .running import REPORT, checked_device, open_page, run_experiment, show, train_all, write_report
 
 TIMINGS = Path("benchmarks/results/step_overhead-cuda.json")
 
@@ -262,8 +262,11 @@ def policy(
     """
     from .experiments import policy as experiment
 
-    for path in experiment.run(out, quick, print, seeds):
-        print(path)
+    print(f"This takes {'minutes' if quick else 'hours'}; every finished row is kept.")
+    table, *pictures = experiment.run(out, quick, print, seeds)
+    print(f"The results are in {table}.")
+    for picture in pictures:
+        open_page(Console(), picture)
 
 
 def landscape(
@@ -272,8 +275,8 @@ def landscape(
     """Figure 1: the loss of W relu(theta x), the curve of solved layers, and two descents; a page to play with."""
     from .experiments import landscape as experiment
 
-    for path in experiment.run(out):
-        print(path)
+    _, page = experiment.run(out)
+    open_page(Console(), page)
 
 
 def theory(
@@ -284,7 +287,10 @@ def theory(
     """Compute every statement of the paper's theory and draw it."""
     from .experiments import theory as experiment
 
-    print(experiment.run(out, quick, figures, say=print))
+    print(f"This takes {'seconds' if quick else 'about a minute on one core'}.")
+    numbers = experiment.run(out, quick, figures, say=print)
+    print(f"The numbers are in {numbers}.")
+    open_page(Console(), out / "report.html")
 
 
 # ---- What has been measured ----------------------------------------------------------------------
@@ -317,9 +323,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page from a results folder."""
     _check_folder("closedform report", results)
-    from .report import write
-
-    print(write(results, out, sections(results)))
+    open_page(Console(), write_report(results, out))
 
 
 def thin(results: Results, out: Annotated[Path, typer.Argument(help="The folder of the small copy.")]) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from ..extras import require
 from .sweeps.grid import SweepError
 
+MEASURED = 10.0  # seconds of training after which a guess at the rest is worth a sentence
 REPORT = ("pandas", "pyarrow", "matplotlib", "jinja2")  # the packages that tables and reports need
 
 
@@ -36,11 +37,14 @@ def checked_device(name: str) -> str:
     return name
 
 
-def sections(results: Path) -> list[str]:
-    """What an experiment adds to its report."""
+def write_report(results: Path, out: Path | None = None) -> Path:
+    """The report on a results folder, with the verdicts on its claims and what the experiment adds."""
+    from .claims.section import section
     from .experiments import cifar100_report, fno_samples
+    from .report import write
 
-    return [*cifar100_report.sections(results), *fno_samples.sections(results)]
+    extra = [*cifar100_report.sections(results), *fno_samples.sections(results)]
+    return write(results, out, extra, section(results))
 
 
 def run_experiment(
@@ -90,12 +94,29 @@ def train_all(experiment: Any, out: Path, *args: Any, **options: Any) -> None:
 
 def show(console: Console, out: Path, seconds: float) -> None:
     """The best settings of an experiment, and its report."""
-    from .report import write
-
     _show_best(console, out)
-    console.print(
-        f"\nReport: {write(out, None, sections(out))}    table: {out / 'results.parquet'}    {seconds:.0f} s",
-        highlight=False,
+    console.print(f"\nThis took {duration(seconds)}. The table is {out / 'results.parquet'}.", highlight=False)
+    open_page(console, write_report(out))
+
+
+def open_page(console: Console, page: Path) -> None:
+    """The last line of a long command: what to look at."""
+    console.print(f"Open {page}", highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.4), duration(75), duration(600), duration(9000)
+    ('less than a second', '75 s', '10 min', '2.5 h')
+    """
+    if seconds < 1:
+        return "less than a second"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
     )
 
 
@@ -111,6 +132,7 @@ class Bar:
         self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         several = options.get("at_once", 1)
         title = f"training, {several} runs at once" if several > 1 else "reading the data"
+        self._console, self._start, self._announced = console, None, False
         self._task = self.progress.add_task(title, total=self.least)
 
     def finish(self, configs: list[dict[str, Any]]) -> None:
@@ -122,7 +144,21 @@ class Bar:
             self.work[name] = self.experiment.work(config)
             self.progress.update(self._task, total=self._total())
         done = sum(self.work[other] for other in self.finished) + self.work[name] * t / total
+        self._announce(done)
         self.progress.update(self._task, completed=done, description=name)
+
+    def _announce(self, done: float) -> None:
+        """Once, after some seconds of training: how long the rest will take at this speed."""
+        now = time.perf_counter()
+        if self._start is None:
+            self._start = (now, done)
+        before, work = self._start
+        if self._announced or now - before < MEASURED or done <= work:
+            return
+        self._announced = True
+        left = (self._total() - done) * (now - before) / (done - work)
+        if left > MEASURED:
+            self._console.print(f"This will take about {duration(left)}.", highlight=False)
 
     def ended(self, count: int, total: int, config: dict[str, Any]) -> None:
         self.step(config, 1, 1)

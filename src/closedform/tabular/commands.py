@@ -136,7 +136,7 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
     _say(console, sentence(outcome))
     if outcome.intervals is not None:
         _say(console, outcome.intervals)
-    _say(console, f"\nModel: {folder}    report: {folder / 'report.html'}")
+    _say(console, f"\nThe model is in {folder}. Open {folder / 'report.html'}")
 
 
 def _say(console: Console, text: str) -> None:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 OPENING = (
     "Instrumental variables on sprites: what does the image of a heart cause, when its height is a hidden confounder? Deep\n"
     "features, solved layers in two stages, in minibatches: proximal layers against ridge ones. The table shows the test\n"
-    "error of the structural function; online means by the layers of training, without a pass over all rows. Ctrl-C stops\n"
-    "the run, and the same command continues it."
+    "error of the structural function; online means by the layers of training, without a pass over all rows.\n"
+    "Ctrl-C stops the run, and the same command continues it."
 )
 SETTINGS = ("lr", "lam_1", "lam_2")
 LAM_12, WEIGHT_DECAY = 1e-4, 0.1

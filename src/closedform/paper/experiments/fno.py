@@ -50,8 +50,8 @@ OPENING = (
     "Burgers' equation: the solution at time 1 from the initial condition, by a Fourier neural operator. Every method\n"
     "trains the same network; its last layer, which all points in space share, is learned (l2) or solved at every step\n"
     "(ridge, proximal, Kalman). The table shows each method's test error at the setting with the least validation error,\n"
-    "both as means over the last fifth of training. Ctrl-C stops\n"
-    "the run, and the same command continues it."
+    "both as means over the last fifth of training.\n"
+    "Ctrl-C stops the run, and the same command continues it."
 )
 
 METHODS = (

@@ -1,7 +1,8 @@
 """Figure 1: the landscape of a two-parameter network, as a picture and as a page to play with.
 
 `run(out)` writes `landscape.png` (the paper's relu, and tanh, where there is something to descend along the curve) and
-`landscape.html`, which needs nothing but a browser. `section()` is the interactive part alone, to stand in another page
+`landscape.html`, which needs nothing but a browser. It opens with tanh, where the solved path is the better one; the paper's
+relu, where it is not, is a button away. `section()` is the interactive part alone, to stand in another page
 (`report.write(folder, sections=[section()])`): markup, style and script in one `<section class="cf-landscape">`, whose names
 all begin with `cfl-`.
 """
@@ -24,6 +25,13 @@ from .figures import BLUE, GREEN, ORANGE, pyplot
 START_W, START_THETA, RATE, STEPS = 2.0, 1.5, 0.02, 60
 
 
+# what the page's buttons set; the first is what it opens with
+PRESETS = (
+    ("the solved path is better (tanh)", {"activation": "tanh"}),
+    ("descent in both is better (the paper&#39;s relu)", {"activation": "relu"}),
+)
+
+
 def data(seed: int = 53) -> Landscape:
     """Three random points. The seed was picked among several, so that with the start below each descent wins once: with
     relu the one that may leave the curve (it crosses theta = 0, which the curve cannot), with tanh the one along it."""
@@ -35,7 +43,7 @@ def data(seed: int = 53) -> Landscape:
 
 def section(picture: Landscape | None = None, W: float = START_W, theta: float = START_THETA) -> str:
     """The interactive picture as a `<section>`: no network, no other file."""
-    picture = data() if picture is None else picture
+    picture = replace(data(), **PRESETS[0][1]) if picture is None else picture
     state = {
         "x": picture.x.tolist(),
         "y": picture.y.tolist(),
@@ -49,6 +57,10 @@ def section(picture: Landscape | None = None, W: float = START_W, theta: float =
     parts = {
         "style": _file("style.css").strip(),
         "script": _file("script.js").strip(),
+        "presets": "\n".join(
+            f"  <button type=\"button\" data-preset='{json.dumps(changes)}'>{label}</button>"
+            for label, changes in PRESETS
+        ),
         "data": json.dumps(state).replace("</", "<\\/"),
     }
     return _filled("section.html", parts)

@@ -43,8 +43,8 @@ WIDTHS = (435, 256, 256, 256)
 OPENING = (
     "QM9: twelve properties of small molecules from their Coulomb matrices. Every method trains the same network; its last\n"
     "layer is learned (l2) or solved at every step (ridge, proximal, Kalman). The table shows each method's test error, in\n"
-    "units of the targets' variance, at the setting with the least validation error. Ctrl-C stops\n"
-    "the run, and the same command continues it."
+    "units of the targets' variance, at the setting with the least validation error.\n"
+    "Ctrl-C stops the run, and the same command continues it."
 )
 
 METHODS = (

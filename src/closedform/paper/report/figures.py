@@ -43,12 +43,13 @@ def static(folder: Path, out_folder: Path) -> list[Path]:
     for number, figure in enumerate(panels.figures(table, experiment), 1):
         path = out_folder / f"{number}-{figure.kind}.svg"
         with matplotlib.rc_context(RC):
-            _save(_draw(figure, experiment.log), path)
+            save(_draw(figure, experiment.log), path)
         paths.append(path)
     return paths
 
 
-def _save(drawn: Any, path: Path) -> None:
+def save(drawn: Any, path: Path) -> None:
+    """Write a picture as a small SVG file, the same for the same picture."""
     buffer = io.StringIO()
     drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     # indentation, digits that cannot be seen and a line for each point would be more than half of the file

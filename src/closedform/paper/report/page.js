@@ -4,7 +4,7 @@
   const tip = document.getElementById("tip");
   const hidden = new Set();
   const log = { x: false, y: data.log };
-  const HEIGHT = 230, LEFT = 42, RIGHT = 10, TOP = 8, BOTTOM = 24;
+  const LEFT = 42, RIGHT = 10, TOP = 8, BOTTOM = 24;
 
   function svg(parent, name, attributes = {}, text) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -77,6 +77,46 @@
     return value => logarithmic && value <= 0 ? from - 10 * (to - from) : from + (to - from) * (turn(value) - start) / span;
   }
 
+  // ---- axes: one for all panels of a figure, with room for the lines that are shown
+
+  const shown = lines => lines.filter(line => !hidden.has(line.style));
+
+  // as `joined` in ranges.py
+  function joined(reaches) {
+    const low = Math.min(...reaches.map(([low]) => low)), high = Math.max(...reaches.map(([, high]) => high));
+    const flat = Math.min(...reaches.map(reach => reach[2])), steep = Math.max(...reaches.map(reach => reach[3]));
+    const pad = 0.05 * (steep - flat) || 0.1 * Math.abs(steep) || 1;
+    return {
+      linear: [0 <= flat && flat < 0.4 * steep ? 0 : flat - pad, steep + pad],
+      log: low > 0 ? [0.9 * low, 1.1 * high] : null,
+    };
+  }
+
+  // dots far worse than most would press the others together: they stand at the edge instead
+  function ofDots(lines) {
+    const dots = lines.flatMap(line => line.y.map((y, at) => [y, line.half[at] ?? 0])).filter(([y]) => y !== null);
+    const values = dots.map(([y]) => y).sort((a, b) => a - b), middle = values[Math.floor(values.length / 2)];
+    const edge = values[0] > 0 ? middle * (data.lower ? 2 : 0.5) : (data.lower ? Infinity : -Infinity);
+    const inside = dots.filter(([y]) => data.lower ? y <= edge : y >= edge);
+    const ends = inside.flatMap(([y, half]) => [y - half, y + half]);
+    const low = Math.min(...ends), high = Math.max(...ends);
+    const least = low > 0 ? low : Math.min(...inside.map(([y]) => y));
+    return [Math.max(least, data.lower ? -Infinity : edge / 1.2), Math.min(high, data.lower ? edge * 1.2 : Infinity)];
+  }
+
+  function ranges(figure) {
+    const lines = figure.panels.flatMap(panel => shown(panel.lines));
+    const values = lines.flatMap(line => line.y).filter(y => y !== null);
+    if (!values.length) return figure;
+    if (figure.kind === "headline") {
+      const [low, high] = ofDots(lines);
+      return joined([[low, high, low, high]]);
+    }
+    const reaches = lines.map(line => line.reach).filter(reach => reach);
+    const low = Math.min(...values), high = Math.max(...values);
+    return joined(reaches.length ? reaches : [[low, high, low, high]]);
+  }
+
   // ---- one panel
 
   class Plot {
@@ -93,24 +133,27 @@
       host.addEventListener("keydown", event => this.press(event));
     }
 
-    get visible() { return this.lines.filter(line => !hidden.has(line.style)); }
+    get visible() { return shown(this.lines); }
+    get height() { return this.figure.kind === "headline" ? 290 : 230; }
 
     axes() {
-      const sensitivity = this.figure.kind === "sensitivity";
-      const places = sensitivity ? this.figure.ticks.map(([place]) => place) : this.marks;
-      const logX = sensitivity || (log.x && places.at(-1) > 0), logY = log.y && this.figure.log !== null;
-      const shown = logX ? places.filter(x => x > 0) : places;
-      let low = shown[0], high = shown.at(-1);
-      if (!sensitivity && !logX && shown.length > 1) low = Math.min(low, 0);
+      const { kind, ticks } = this.figure, sensitivity = kind === "sensitivity";
+      const range = ranges(this.figure), logY = log.y && range.log !== null, rangeY = logY ? range.log : range.linear;
+      const bottom = this.height - BOTTOM, y = scale(rangeY, logY, bottom, TOP);
+      const vertical = { bottom, y, rangeY, ticksY: (logY ? logTicks : linearTicks)(...rangeY, 5) };
+      if (kind === "headline") {
+        const x = scale([-0.5, ticks.length - 0.5], false, LEFT, this.width - RIGHT);
+        return { ...vertical, logX: false, x, ticksX: ticks };
+      }
+      const places = sensitivity ? ticks.map(([place]) => place) : this.marks;
+      const logX = sensitivity || (log.x && places.at(-1) > 0), positive = logX ? places.filter(x => x > 0) : places;
+      let low = positive[0], high = positive.at(-1);
+      if (!sensitivity && !logX && positive.length > 1) low = Math.min(low, 0);
       if (low === high) [low, high] = logX ? [low / 2, high * 2] : [low - 1, high + 1];
       const pad = sensitivity ? (high / low) ** 0.04 : 1, rangeX = [low / pad, high * pad];
-      const rangeY = logY ? this.figure.log : this.figure.linear;
-      const bottom = HEIGHT - BOTTOM;
       return {
-        logX, bottom,
-        x: scale(rangeX, logX, LEFT, this.width - RIGHT), y: scale(rangeY, logY, bottom, TOP),
+        ...vertical, logX, x: scale(rangeX, logX, LEFT, this.width - RIGHT),
         ticksX: sensitivity ? this.thinned(rangeX) : (logX ? logTicks : linearTicks)(...rangeX, 4).map(x => [x, short(x)]),
-        ticksY: (logY ? logTicks : linearTicks)(...rangeY, 5),
       };
     }
 
@@ -130,16 +173,16 @@
       if (!this.width) return;
       const axes = this.map = this.axes();
       this.host.replaceChildren();
-      const root = svg(this.host, "svg", { viewBox: `0 0 ${this.width} ${HEIGHT}`, "aria-hidden": "true" });
+      const root = svg(this.host, "svg", { viewBox: `0 0 ${this.width} ${this.height}`, "aria-hidden": "true" });
       for (const y of axes.ticksY) {
         svg(root, "line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: axes.y(y), y2: axes.y(y) });
         svg(root, "text", { class: "tick-y", x: LEFT - 5, y: axes.y(y) + 4, "text-anchor": "end" }, short(y));
       }
       for (const [x, label] of axes.ticksX) {
-        const last = axes.x(x) > this.width - RIGHT - 12;
+        const last = axes.x(x) > this.width - RIGHT - 12 && this.figure.kind !== "headline";
         svg(root, "line", { class: "frame", x1: axes.x(x), x2: axes.x(x), y1: axes.bottom, y2: axes.bottom + 4 });
         svg(root, "text", {
-          class: "tick-x", x: last ? this.width - 1 : axes.x(x), y: HEIGHT - 6, "text-anchor": last ? "end" : "middle",
+          class: "tick-x", x: last ? this.width - 1 : axes.x(x), y: this.height - 6, "text-anchor": last ? "end" : "middle",
         }, label);
       }
       svg(root, "line", { class: "frame", x1: LEFT, x2: this.width - RIGHT, y1: axes.bottom, y2: axes.bottom });
@@ -150,10 +193,17 @@
       });
       const groups = this.visible.map(line =>
         [line, svg(inside, "g", { class: `c${line.style}`, "data-style": line.style })]);
-      for (const [line, group] of groups) this.band(group, line);
-      for (const [line, group] of groups) this.line(group, line);
-      this.notes(root);
+      if (this.figure.kind === "headline") {
+        for (const [at] of this.figure.ticks.slice(1)) {
+          svg(inside, "line", { class: "grid", x1: axes.x(at - 0.5), x2: axes.x(at - 0.5), y1: TOP, y2: axes.bottom });
+        }
+        groups.forEach(([line, group], order) => this.dots(group, line, order, groups.length));
+      } else {
+        for (const [line, group] of groups) this.band(group, line);
+        groups.forEach(([line, group], order) => this.line(group, line, order));
+      }
       this.over = svg(root, "g");
+      this.notes();
     }
 
     // runs of neighbouring points that have a place on both axes
@@ -180,7 +230,26 @@
       }
     }
 
-    line(group, line) {
+    // the methods of a case stand side by side: a dot and its interval, or a mark at the edge
+    dots(group, line, order, count) {
+      const { x, y, bottom, rangeY } = this.map, width = (x(1) - x(0)) * 0.86;
+      const edge = data.lower ? TOP + 7 : bottom - 7, up = data.lower ? -1 : 1;
+      line.x.forEach((place, at) => {
+        const middle = x(place) + ((order + 0.5) / count - 0.5) * Math.min(width, 26 * count), value = line.y[at];
+        if (value === null) {
+          svg(group, "path", { class: "stop", d: `M${middle - 4} ${edge - 4}l8 8m0 -8l-8 8` });
+        } else if (value > rangeY[1] || value < rangeY[0]) {
+          svg(group, "path", { class: "dot off", d: `M${middle - 5} ${edge - 4 * up}h10l-5 ${9 * up}z` });
+        } else {
+          const half = line.half[at] ?? 0, clip = pixel => Math.max(TOP, Math.min(bottom, pixel));
+          const [top, foot] = [clip(y(value + half)), clip(y(value - half))];
+          if (half) svg(group, "line", { class: "bar", x1: middle, x2: middle, y1: top, y2: foot });
+          svg(group, "circle", { class: "dot", cx: middle, cy: y(value), r: 4 });
+        }
+      });
+    }
+
+    line(group, line, order) {
       const pieces = this.pieces(line, () => true);
       for (const piece of pieces) {
         const points = this.path(line, piece, at => line.y[at]);
@@ -190,7 +259,7 @@
       }
       const cross = (x, y) => svg(group, "path", { class: "stop", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
       if (this.figure.kind === "sensitivity") { // at the foot, where a value diverged
-        line.x.forEach((x, at) => line.y[at] === null && cross(this.map.x(x), HEIGHT - BOTTOM - 6));
+        line.x.forEach((x, at) => line.y[at] === null && cross(this.map.x(x), this.map.bottom - 6 - 9 * order));
         return;
       }
       const last = pieces.at(-1)?.at(-1);
@@ -202,13 +271,15 @@
       if (line.y[at] !== null) svg(group, "circle", attributes);
     }
 
-    notes(root) {
-      const said = [["diverged", line => line.diverged], ["off scale", line => line.off && !line.diverged]]
-        .map(([word, is]) => [word, this.visible.filter(is).map(line => data.styles[line.style].label)])
-        .filter(([, names]) => names.length && this.figure.kind === "curves");
-      said.forEach(([word, names], row) => svg(root, "text", {
-        class: "note", x: this.width - RIGHT - 2, y: TOP + 11 + 14 * row, "text-anchor": "end",
-      }, `${names.join(", ")}: ${word}`));
+    // below the picture, where they have room
+    notes() {
+      if (this.figure.kind !== "curves") return;
+      const [low, high] = this.map.rangeY, last = line => line.y.at(-1);
+      const off = line => !line.diverged && last(line) !== null && (last(line) < low || last(line) > high);
+      for (const [word, is] of [["diverged", line => line.diverged], ["off scale", off]]) {
+        const names = this.visible.filter(is).map(line => data.styles[line.style].label);
+        if (names.length) html(this.host, "p", `${names.join(", ")}: ${word}`).className = "remark";
+      }
     }
 
     // ---- values under the pointer
@@ -216,9 +287,9 @@
     point(event) {
       if (!this.map) return;
       const box = this.host.getBoundingClientRect(), x = (event.clientX - box.left) * this.width / box.width;
-      const shown = this.marks.filter(mark => !this.map.logX || mark > 0);
+      const marks = this.marks.filter(mark => !this.map.logX || mark > 0);
       const away = mark => Math.abs(this.map.x(mark) - x);
-      if (shown.length) this.hover(shown.reduce((a, b) => away(b) < away(a) ? b : a));
+      if (marks.length) this.hover(marks.reduce((a, b) => away(b) < away(a) ? b : a));
     }
 
     press(event) {
@@ -235,14 +306,15 @@
       this.over?.replaceChildren();
       tip.hidden = mark === null || !this.visible.length;
       if (tip.hidden) return;
-      const x = this.map.x(mark), exact = this.figure.kind === "sensitivity";
+      const x = this.map.x(mark), exact = this.figure.kind !== "curves";
       const found = this.visible.filter(line => !exact || line.x.includes(mark))
         .map(line => [line, this.nearest(line, mark)]);
       svg(this.over, "line", { class: "guide", x1: x, x2: x, y1: TOP, y2: this.map.bottom });
       for (const [line, at] of found) {
         const y = line.y[at] === null ? -1 : this.map.y(line.y[at]);
         const group = svg(this.over, "g", { class: `c${line.style}` });
-        if (y >= TOP && y <= this.map.bottom && line.x[at] === mark) this.dot(group, line, at, 3.5);
+        const on = y >= TOP && y <= this.map.bottom && line.x[at] === mark && this.figure.kind !== "headline";
+        if (on) this.dot(group, line, at, 3.5);
       }
       this.tell(mark, found);
       this.place(x);
@@ -256,7 +328,7 @@
       tip.replaceChildren();
       const label = Object.fromEntries(this.figure.ticks.map(([place, text]) => [place, text]))[mark] ?? grouped(mark);
       html(tip, "b", `${this.figure.x} ${label}`);
-      const table = html(tip, "table"), value = ([line, at]) => line.y[at] ?? Infinity;
+      const table = html(tip, "table"), value = ([line, at]) => line.y[at] === null ? Infinity : line.y[at] * (data.lower ? 1 : -1);
       for (const [line, at] of [...found].sort((a, b) => value(a) - value(b))) {
         const row = html(table, "tr");
         row.className = `c${line.style}`;

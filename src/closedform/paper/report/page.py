@@ -17,14 +17,15 @@ from typing import Any
 
 from ... import extras
 from ...files import atomic
-from . import panels, summary, text
+from . import headline, panels, summary, text
 from .spec import Experiment
 
 
-def write(folder: Path, out: Path | None = None, sections: Sequence[str] = ()) -> Path:
-    """Write the report on a results folder, `report.html` in it by default, with `sections` of HTML at its end."""
+def write(folder: Path, out: Path | None = None, sections: Sequence[str] = (), verdicts: str = "") -> Path:
+    """Write the report on a results folder, `report.html` in it by default. `verdicts` on claims stand between the figures
+    and the table, `sections` of HTML at the end."""
     folder = Path(folder)
-    return save(render(folder, sections), folder / "report.html" if out is None else Path(out))
+    return save(render(folder, sections, verdicts), folder / "report.html" if out is None else Path(out))
 
 
 def save(page: str, out: Path) -> Path:
@@ -81,10 +82,11 @@ def _paragraphs(text: str) -> list[str]:
     return [part.strip() for part in text.split("\n\n") if part.strip()]
 
 
-def render(folder: Path, sections: Sequence[str] = ()) -> str:
+def render(folder: Path, sections: Sequence[str] = (), verdicts: str = "") -> str:
     table, experiment = panels.read(folder)
-    figures = panels.figures(table, experiment)
     facets = summary.best_settings(table, experiment)
+    first = headline.figure(facets, experiment)
+    figures = [*([first] if first else []), *panels.figures(table, experiment)]
     script = _file("page.js")
     models = len(table[[*panels.configuration(experiment), "seed"]].drop_duplicates())
     styles = list({style.key: style for figure in figures for style in figure.styles}.values())
@@ -105,6 +107,7 @@ def render(folder: Path, sections: Sequence[str] = ()) -> str:
         script=script,
         policy=policy(script, sections),
         sections=sections,
+        verdicts=verdicts,
         data=embedded(_data(figures, styles, experiment)),
     )
 
@@ -130,33 +133,27 @@ def _settings(experiment: Experiment, facets: Sequence[summary.Facet]) -> list[t
 
 
 def _notes(figures: Sequence[panels.Figure]) -> dict[str, str]:
-    """What the legend says about lines that leave the axis."""
+    """What the legend says about lines that end in no number."""
     notes = {}
     for style in {style.key: style for figure in figures for style in figure.styles}:
         lines = [
-            (figure, line)
+            line
             for figure in figures
             if figure.kind == "curves"
             for panel in figure.panels
             for line in panel.lines
             if line.key == style
         ]
-        diverged = sum(line.diverged for _, line in lines)
-        off = sum(figure.off_scale(line) for figure, line in lines)
-        remarks = [
-            f"{word} in {count} of {len(lines)}"
-            for word, count in (("diverged", diverged), ("off scale", off))
-            if count
-        ]
-        if remarks:
-            notes[style] = ", ".join(remarks)
+        diverged = sum(line.diverged for line in lines)
+        if diverged:
+            notes[style] = f"diverged in {diverged} of {len(lines)}"
     return notes
 
 
 def _described(figure: panels.Figure, panel: panels.Panel) -> str:
     """A panel in words, for those who cannot see it."""
     labels = {style.key: style.label for style in figure.styles}
-    what = "at the last step" if figure.kind == "curves" else "at its best"
+    what = {"curves": "at the last step", "sensitivity": "at its best", "headline": "at the best setting"}[figure.kind]
     ends = "; ".join(f"{labels[line.key]} {_end(figure, line)}" for line in panel.lines)
     return f"{panel.title}. {figure.y_label} {what}: {ends}."
 
@@ -165,6 +162,11 @@ def _end(figure: panels.Figure, line: panels.Line) -> str:
     if figure.kind == "curves":
         last = line.y[-1]
         return "diverged" if last is None else text.interval(last, line.half_width[-1])
+    if figure.kind == "headline":
+        cases = dict(figure.ticks)
+        shown = (f"{'diverged' if y is None else text.interval(y, half)} at {figure.x_label} {cases[x]}"
+                 for x, y, half in zip(line.x, line.y, line.half_width))  # fmt: skip
+        return ", ".join(shown)
     points = [(y, x) for x, y in zip(line.x, line.y) if y is not None]
     if not points:
         return "diverged everywhere"
@@ -176,6 +178,7 @@ def _data(figures: Sequence[panels.Figure], styles: Sequence[panels.Style], expe
     places = {style.key: at for at, style in enumerate(styles)}
     return {
         "log": experiment.log,
+        "lower": experiment.lower,
         "styles": [{"label": style.label, "dash": " ".join(map(str, style.dash))} for style in styles],
         "figures": [
             {
@@ -196,7 +199,7 @@ def _data(figures: Sequence[panels.Figure], styles: Sequence[panels.Style], expe
                                 "settings": line.settings,
                                 "seeds": line.seeds,
                                 "diverged": line.diverged,
-                                "off": figure.off_scale(line),
+                                "reach": None if line.reach is None else _short(line.reach),
                             }
                             for line in panel.lines
                         ]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ... import extras
 from ..sweeps import results
-from . import colours, spec, text
+from . import colours, ranges, spec, text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +43,7 @@ class Line:
     settings: tuple[str, ...]  # one for the line, or one for each point
     seeds: int
     diverged: bool  # whether the last value is not finite
+    reach: ranges.Reach | None = None  # what of it should be in sight; None: it asks for nothing
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
     by = _unique([figure.rows, figure.columns, figure.colour])
     chosen_by = [column for column in model_columns if column not in by]
     lines_by_facet: dict[tuple, list[tuple[Any, Line]]] = {}
-    for row in each(drawn(table, experiment, figure)):
+    chosen = drawn(table, experiment, figure)
+    said = _differing(experiment, chosen, chosen_by)
+    for row in each(chosen):
         if any(text.missing(row[column]) for column in by):
             continue
         curve = results.curve(results.rows_of(table, row, model_columns), figure.metric or experiment.metric)
@@ -196,12 +198,12 @@ def _curves(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.Curve
             curve["step"],
             curve["mean"],
             curve["half_width"],
-            (text.setting(experiment, chosen_by, row),),
+            (text.setting(experiment, said, row),),
             int(row["seeds"]),
         )
         lines_by_facet.setdefault(_facet(row, figure.rows, figure.columns), []).append((row[figure.colour], line))
     panels, rows, columns, styles = _arrange(lines_by_facet, experiment, figure, figure.rows)
-    linear, log = _curve_ranges(panels, styles, experiment.lower)
+    panels, (linear, log) = _with_reaches(panels, ranges.of_curves(panels, styles, experiment.lower))
     label = figure.label or experiment.label
     return Figure("curves", figure.title, figure.caption, text.name(experiment, "step"), label,
                   rows, columns, panels, styles, linear, log, experiment.lower)  # fmt: skip
@@ -217,6 +219,7 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
     chosen_by = [column for column in model_columns if column not in by]
     runs = finished(table, experiment)
     chosen = results.best(runs, by, chosen_by, lower=experiment.lower, failed=experiment.failed)
+    said = _differing(experiment, chosen, chosen_by)
     ticks = _log_places(sorted(set(chosen[figure.x].astype(float))))
     lines_by_facet: dict[tuple, list[tuple[Any, Line]]] = {}
     for _, rows in chosen.groupby(_unique([figure.columns, figure.colour]), sort=False, observed=True):
@@ -226,15 +229,20 @@ def _sensitivity(table: pd.DataFrame, experiment: spec.Experiment, figure: spec.
             [ticks[float(x)] for x in rows[figure.x]],
             rows["final"],
             rows["half_width"],
-            tuple(text.setting(experiment, chosen_by, chosen_row) for chosen_row in each(rows)),
+            tuple(text.setting(experiment, said, chosen_row) for chosen_row in each(rows)),
             int(rows["seeds"].max()),
         )
         lines_by_facet.setdefault(_facet(row, None, figure.columns), []).append((row[figure.colour], line))
     panels, count, columns, styles = _arrange(lines_by_facet, experiment, figure, None)
-    linear, log = _sensitivity_ranges(panels, experiment.lower)
+    panels, (linear, log) = _with_reaches(panels, ranges.of_sensitivities(panels, experiment.lower))
     return Figure("sensitivity", figure.title, figure.caption, text.name(experiment, figure.x), experiment.label,
                   count, columns, panels, styles, linear, log, experiment.lower,
                   tuple((place, text.value(x)) for x, place in ticks.items()))  # fmt: skip
+
+
+def _differing(experiment: spec.Experiment, chosen: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    """The columns worth a word beside a value: the tuned ones, and others that are not the same in the whole figure."""
+    return [c for c in columns if c in experiment.settings or chosen[c].nunique(dropna=False) > 1]
 
 
 def _line(key: str, x: Any, y: Any, half_width: Any, settings: tuple[str, ...], seeds: int) -> Line:
@@ -265,10 +273,21 @@ def _arrange(
         ordered = tuple(line for _, line in sorted(lines, key=lambda pair: drawn.index(pair[0])))
         panels.append(Panel(", ".join(names) or figure.title, down.index(row), across.index(column), ordered))
     panels.sort(key=lambda panel: (panel.row, panel.column))
-    return tuple(panels), len(down), len(across), _styles(experiment, figure.colour, drawn)
+    return tuple(panels), len(down), len(across), styles(experiment, figure.colour, drawn)
 
 
-def _styles(experiment: spec.Experiment, column: str, drawn: Sequence[Any]) -> tuple[Style, ...]:
+def _with_reaches(
+    panels: Sequence[Panel], reaches: list[list[ranges.Reach | None]]
+) -> tuple[tuple[Panel, ...], ranges.Axes]:
+    """The panels whose lines know their reach, and the axes that have room for all of them."""
+    reaching = tuple(
+        replace(panel, lines=tuple(replace(line, reach=reach) for line, reach in zip(panel.lines, row)))
+        for panel, row in zip(panels, reaches)
+    )
+    return reaching, ranges.joined(reach for row in reaches for reach in row if reach is not None)
+
+
+def styles(experiment: spec.Experiment, column: str, drawn: Sequence[Any]) -> tuple[Style, ...]:
     styles = []
     if column == "method":
         described = [method.key for method in experiment.methods]
@@ -305,80 +324,6 @@ def _log_places(values: list[float]) -> dict[float, float]:
         return {value: 1.0 for value in values if value == 0}
     step = positive[1] / positive[0] if len(positive) > 1 else 10.0
     return {value: value if value > 0 else positive[0] / step for value in values if value >= 0}
-
-
-def _curve_ranges(panels: Sequence[Panel], styles: Sequence[Style], lower: bool):
-    """One y axis for all panels, up to a little above the worst end or, if that is more, where most lines are after a tenth
-    of the training; what is far worse than the first method was at the start says nothing about the rest."""
-    starts, early = [], []
-    for panel in panels:
-        firsts = {line.key: _present(line.y)[0] for line in panel.lines if _present(line.y)}
-        if not firsts:
-            continue
-        sound = {line.key for line in panel.lines if not line.diverged}
-        baseline = styles[0].key
-        starts.append(firsts[baseline] if baseline in firsts and baseline in sound else median(firsts.values()))
-        tenth = [values[len(values) // 10] for values in (_present(s.y) for s in panel.lines if s.key in sound)]
-        early += [median(tenth)] if tenth else []
-    every = [value for panel in panels for line in panel.lines for value in _present(line.y)]
-    if not every:
-        return _extents([], math.inf, math.inf, lower)
-    best = min(every) if lower else max(every)
-    start = max(starts) if lower else min(starts)
-    edge = start + 0.5 * (start - best)
-    if lower and best > 0:
-        ends = [
-            _present(line.y)[-1] for panel in panels for line in panel.lines if _present(line.y) and not line.diverged
-        ]
-        edge = min(3 * start, 1.4 * max([*ends, *early])) if ends or early else 3 * start
-    # on a linear axis the first fall would squeeze all that follows
-    margin = (max(early) if lower else min(early)) if early else start
-    kept = [value for panel in panels for line in panel.lines if not line.diverged for value in _present(line.y)]
-    return _extents(kept or every, edge, margin + 0.5 * abs(margin - best) * (1 if lower else -1), lower)
-
-
-def _sensitivity_ranges(panels: Sequence[Panel], lower: bool):
-    """All of a line's good settings are in sight; hopeless ones may leave the axis."""
-    lines = [_present(line.y) for panel in panels for line in panel.lines]
-    lines = [line for line in lines if line]
-    if not lines:
-        return _extents([], math.inf, math.inf, lower)
-    every = [value for line in lines for value in line]
-    best = min(every) if lower else max(every)
-    worst = max(map(min, lines)) if lower else min(map(max, lines))
-    edge = (
-        4 * worst
-        if lower and best > 0
-        else worst + (worst - best) + (max(every) - min(every)) * (0.1 if lower else -0.1)
-    )
-    ends = [
-        y + (half if lower else -half)
-        for panel in panels
-        for line in panel.lines
-        for y, half in zip(line.y, line.half_width)
-        if y is not None and half is not None
-    ]
-    return _extents([*every, *ends], edge, edge, lower)
-
-
-def _extents(values: Sequence[float], edge: float, linear_edge: float, lower: bool):
-    """Ranges of a linear and of a logarithmic axis that end at the worst value or at the edge, whichever comes first."""
-    if not values:
-        return (0.0, 1.0), (0.1, 1.0)
-
-    def clipped(at: float) -> tuple[float, float]:
-        low, high = (min(values), min(max(values), at)) if lower else (max(min(values), at), max(values))
-        return low, max(high, low)
-
-    low, high = clipped(min(edge, linear_edge) if lower else max(edge, linear_edge))
-    pad = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
-    linear = (0.0 if 0 <= low < 0.4 * high else low - pad, high + pad)
-    low, high = clipped(edge)
-    return linear, ((0.9 * low, 1.1 * high) if low > 0 else None)
-
-
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _finite(values: Iterable[float]) -> list[float | None]:

@@ -233,7 +233,10 @@
     const end = (points) => loss(points[points.length - 1][1], points[points.length - 1][0]);
     const start = loss(state.W, state.theta), solved = loss(paths.along[0][1], state.theta);
     const gone = (points) => (points.length <= state.steps ? " (it diverged: lower the learning rate)" : "");
-    let text = `Loss at the start ${number(start)}. One solve of W: ${number(solved)}. After ${state.steps} steps: gradient ` +
+    const gap = end(paths.both) - end(paths.along);
+    const lower = Math.abs(gap) < 5e-5 ? "Both paths end at the same loss."
+      : `${gap > 0 ? "The path along the curve" : "Gradient descent in both"} ends lower.`;
+    let text = `${lower} Loss at the start ${number(start)}. One solve of W: ${number(solved)}. After ${state.steps} steps: gradient ` +
       `descent in both ${number(end(paths.both))}${gone(paths.both)}; along the curve ${number(end(paths.along))}` +
       `${gone(paths.along)}. `;
     if (state.activation !== "relu") return text;
@@ -270,6 +273,10 @@
       if (shown) shown.textContent = state[input.dataset.name].toFixed(input.dataset.name === "lr" ? 3 : 2);
     }
     section.querySelector(".cfl-status").textContent = status(paths);
+    for (const preset of section.querySelectorAll("[data-preset]")) {
+      const wanted = { ...initial, ...JSON.parse(preset.dataset.preset) };
+      preset.setAttribute("aria-pressed", String(JSON.stringify(wanted) === JSON.stringify(state)));
+    }
     section.cfLandscape = { state, paths, loss, best };
     heat();
   }
@@ -279,10 +286,13 @@
       state[input.dataset.name] = input.tagName === "SELECT" ? input.value : Number(input.value);
       draw();
     });
-  section.querySelector("button").addEventListener("click", () => {
-    Object.assign(state, JSON.parse(JSON.stringify(initial)));
+  const start = (changes) => () => {
+    Object.assign(state, JSON.parse(JSON.stringify(initial)), changes);
     draw();
-  });
+  };
+  section.querySelector(".cfl-reset").addEventListener("click", start({}));
+  const presets = [...section.querySelectorAll("[data-preset]")];
+  for (const preset of presets) preset.addEventListener("click", start(JSON.parse(preset.dataset.preset)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", heat);
   new MutationObserver(heat).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
   draw();
