@@ -446,27 +446,6 @@ def tabular_times() -> str:
     return _markdown(["table", *MODELS, "epochs, closedform / MLP"], body)
 
 
-def tabular_epochs() -> str:
-    """Seconds of the processor for 20 epochs, splits 0 to 2: all members and one, MLPRegressor as it is, and with the layers
-    and batches of closedform; one network over one network, and how many times faster all members are than as many."""
-    keys = ("closedform", "closedform, one member", "MLP", "MLP of these layers")
-    body, sums, ratios, single = [], dict.fromkeys(keys, 0.0), [], []
-    for name, rows in _by_set().items():
-        same = [row["same_epochs"] for row in rows if "same_epochs" in row]
-        times = {key: statistics.fmean(row[key] for row in same) for key in keys}
-        members = next(row["members"] for row in rows if "members" in row)
-        ratios.append(members * times["MLP of these layers"] / times["closedform"])
-        single.append(times["closedform, one member"] / times["MLP of these layers"])
-        for key in keys:
-            sums[key] += times[key]
-        last = f"{single[-1]:.2f}", f"{ratios[-1]:.1f}"
-        body.append([name, str(members), *(f"{times[key]:.2f}" for key in keys), *last])
-    last = f"{statistics.geometric_mean(single):.2f}", f"{statistics.geometric_mean(ratios):.1f}"
-    body.append(["mean", "", *(f"{sums[key] / len(body):.2f}" for key in keys), *last])
-    head = ["table", "members", *keys, "one member / MLP of these layers", "as many of the latter / closedform"]
-    return _markdown(head, body)
-
-
 def tabular_search() -> str:
     """Validation error over the default's: geometric mean and median, where the change helps most and harms most."""
     found: dict[str, dict[str, dict]] = {}
@@ -790,7 +769,7 @@ if __name__ == "__main__":
         qm9, fno, fno_end, fno_seeds,
         shared_memory, fno_peer, sweep_throughput, accuracies, short_runs, settings, confidence, readings, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
-        tabular_errors, tabular_wins, tabular_times, tabular_epochs, tabular_lambda, tabular_search,
+        tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfpv, iv_card,

@@ -13,9 +13,6 @@ of the processor, which other work on the machine changes less than the clock. T
   learned     closedform with everything the same except that the last layers are learned: `rule="learned"`
   LightGBM    `LGBMRegressor()`
 
-On splits 0 to 2 the times of 20 epochs too, in which nobody stops early: of closedform, of closedform with one member, of
-`MLPRegressor` with its default layer and batches, and of `MLPRegressor` with the layers and batches of closedform.
-
 Stopped at any time, the same command goes on after the last split that was finished.
 """
 
@@ -37,8 +34,6 @@ from threadpoolctl import threadpool_limits
 from closedform.estimators import ClosedFormRegressor
 from closedform.paper.data import tabular
 from common import RESULTS, Kept
-
-EPOCHS = 20  # of the comparison of speed
 
 
 class Adam:
@@ -98,18 +93,6 @@ def one(name: str, split: int) -> dict:
         predicted = target.inverse_transform(made[model].predict(inputs.transform(X_test))[:, None]).ravel()
         row["rmse"][model] = float(np.sqrt(np.mean((predicted - y_test) ** 2)))
     row["epochs"] = {model: int(made[model].n_iter_) for model in ("closedform", "MLP")}
-    if split < 3:
-        ours = made["closedform"]
-        size = {"hidden_layer_sizes": ours._hidden(len(X)), "batch_size": ours._batch_size(len(X))}
-        length = {"max_iter": EPOCHS, "n_iter_no_change": EPOCHS + 1, "random_state": split}
-        same = {
-            "closedform": ClosedFormRegressor(max_iter=EPOCHS, random_state=split),
-            "closedform, one member": ClosedFormRegressor(max_iter=EPOCHS, members=1, random_state=split),
-            "MLP": MLPRegressor(**length),
-            "MLP of these layers": MLPRegressor(**size, **length),
-        }
-        row["same_epochs"] = {model: timed(estimator, *scaled) for model, estimator in same.items()}
-        row["members"] = ours.engine_.members
     return row
 
 

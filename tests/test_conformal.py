@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 
 from closedform.tabular import ClosedFormClassifier, ClosedFormRegressor, load
-from closedform.tabular.conformal import reach, table
+from closedform.tabular.conformal import held_out, reach, table
+from closedform.tabular.loop import TrainingRows
 
 
 def problem(n, seed, outputs=1):
@@ -91,3 +93,44 @@ def test_clear_errors():
     model.partial_fit(X, y)
     with pytest.raises(ValueError, match="partial_fit holds none out"):
         model.predict_interval(X)
+
+
+class FakeEngine:
+    """Members whose predictions are the truth and noise of their own."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def features(self, x):
+        return x
+
+    def predictions(self, x):
+        at = x[:, 0].long()
+        return self.noise[:, at, None]
+
+
+def test_distances_are_those_of_all_members():
+    """Four of eight members predict a held-out row: their mean has a quarter of a member's variance, all an eighth."""
+    g = torch.Generator().manual_seed(0)
+    n, members, target_noise = 40_000, 8, 0.5
+    noise = torch.randn(members, n, generator=g, dtype=torch.float64)
+    y = target_noise * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    held = torch.zeros(members, n, dtype=torch.bool)
+    held[:4, : n // 2] = held[4:, n // 2 :] = True
+    rows = TrainingRows(torch.arange(n, dtype=torch.float64)[:, None], y, None, held)
+    found = held_out(FakeEngine(noise), np.full(members, 1 / members), rows)
+    assert len(found.weights) == n
+    raw = (found.targets - found.outputs).square().mean()
+    assert float(raw) == pytest.approx(target_noise**2 + 1 / 4, rel=0.03)
+    assert float(found.distances().square().mean()) == pytest.approx(target_noise**2 + 1 / 8, rel=0.03)
+
+
+def test_one_set_of_members_has_nothing_to_spare():
+    g = torch.Generator().manual_seed(0)
+    held = torch.zeros(3, 100, dtype=torch.bool)
+    held[:, :20] = True
+    rows = TrainingRows(torch.arange(100, dtype=torch.float64)[:, None], torch.ones(100, 1), None, held)
+    shares = np.array([0.5, 0.3, 0.2])
+    found = held_out(FakeEngine(torch.randn(3, 100, generator=g, dtype=torch.float64)), shares, rows)
+    assert len(found.weights) == 20
+    torch.testing.assert_close(found.distances(), (found.targets - found.outputs).abs())

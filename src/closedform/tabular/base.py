@@ -188,12 +188,11 @@ class Estimator(Settings, ABC):
         self.distances_ = None
         if rows.held is None:
             return
-        outputs, targets, weights = conformal.held_out(self.engine_, self.shares_, rows)
-        self._judge(outputs, targets, weights)
+        self._judge(conformal.held_out(self.engine_, self.shares_, rows))
 
     @abstractmethod
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
-        """Learn from predictions of held-out rows, in the scaled units of the targets."""
+    def _judge(self, held: conformal.HeldOut) -> None:
+        """Learn from predictions of held-out rows."""
 
     def _reach(self, alpha: Any) -> np.ndarray:
         alpha = conformal.check_alpha(alpha)

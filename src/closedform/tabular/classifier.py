@@ -80,12 +80,12 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
         self.temperature_ = 1.0
         return super()._fitted(*parts)
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
+    def _judge(self, held: conformal.HeldOut) -> None:
         """The temperature of least cross-entropy, and how improbable the right class was."""
-        outputs, labels = outputs + torch.from_numpy(self.target_mean_), targets.argmax(1)
-        self.temperature_ = _temperature(outputs, labels, weights)
+        outputs, labels = held.outputs + torch.from_numpy(self.target_mean_), held.targets.argmax(1)
+        self.temperature_ = _temperature(outputs, labels, held.weights)
         right = torch.softmax(outputs / self.temperature_, 1).gather(1, labels[:, None])
-        self.distances_ = conformal.table(1 - right.numpy(), weights.numpy())
+        self.distances_ = conformal.table(1 - right.numpy(), held.weights.numpy())
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The outputs, `(n, classes)`; for two classes their difference, positive for the second."""

@@ -10,7 +10,6 @@ import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from . import conformal
 from .base import Estimator
@@ -97,9 +96,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         if self._one_dimensional:
             self.coef_, self.intercept_ = self.coef_[0], float(np.atleast_1d(self.intercept_)[0])
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> None:
-        distances = (targets - outputs).abs().numpy() * self.target_scale_
-        self.distances_ = conformal.table(distances, weights.numpy())
+    def _judge(self, held: conformal.HeldOut) -> None:
+        self.distances_ = conformal.table(held.distances().numpy() * self.target_scale_, held.weights.numpy())
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> ClosedFormRegressor:
         """Take in more rows: one pass over them, at a constant rate. The first call fixes the standardisation."""
