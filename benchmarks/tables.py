@@ -219,7 +219,7 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
                 continue
             text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
             text += f" ± {100 * entry.half_width:.1f}" if entry.seeds > 1 else ""
-            tried = len(_tried(table, name, method.key).drop_duplicates([*spec.settings]))
+            tried = len(_tried(table, spec, name, method.key).drop_duplicates([*spec.settings]))
             cells.append((f"**{text}**" if entry.best else text) + f" ({bracket(entry, tried)})")
         if any(cells):
             body.append([f"{method.label} †" if method.ours else method.label, *cells])
@@ -231,10 +231,13 @@ def _columns(facets: list[Any]) -> list[str]:
     return [", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets]
 
 
-def _tried(table: Any, column: str, method: str) -> Any:
-    """The rows of the short runs of a method in a column of `_columns`."""
-    places = table["optimizer"] + ", " + table["batch_size"].astype(str)
-    return table[(table["study"] == "settings") & (table["method"] == method) & (places == column)]
+def _tried(table: Any, spec: Any, column: str, method: str) -> Any:
+    """The rows of a method in a column of `_columns` that its setting was chosen from: short runs, where there are any."""
+    from closedform.paper.report import panels
+
+    short = "study" in table and (table["study"] == "settings").any()
+    rows = table[table["study"] == "settings"] if short else panels.where(table, spec.where)
+    return rows[(rows["method"] == method) & (rows["optimizer"] + ", " + rows["batch_size"].astype(str) == column)]
 
 
 def settings(experiment: str = "cifar100") -> str:
@@ -249,7 +252,7 @@ def settings(experiment: str = "cifar100") -> str:
         cells = []
         for name, facet in zip(head, facets):
             chosen = [entry.settings for entry in facet.entries if entry.method.key == method.key]
-            own = _tried(table, name, method.key)
+            own = _tried(table, spec, name, method.key)
             shown = []
             for column, value in zip(spec.settings, chosen[0] if chosen else ()):
                 if value != text.MISSING:
