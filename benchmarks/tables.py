@@ -487,19 +487,23 @@ PEERS = ("closedform", "RealMLP-TD-S", "CatBoost", "LightGBM", "MLP", "linear")
 
 
 def _peers(classes: bool) -> dict[str, dict[str, dict]]:
-    """By table and model, those tables that every model has."""
+    """By table and model."""
     tables: dict[str, dict[str, dict]] = {}
     for row in _rows("tabular_peers-cpu"):
         if row["classes"] == classes:
             tables.setdefault(row["table"], {})[row["model"]] = row
-    return {name: models for name, models in tables.items() if all(model in models for model in PEERS)}
+    return {name: models for name, models in tables.items() if "closedform" in models}
 
 
 def _compared(classes: bool, measure: str) -> str:
     body = []
-    for name, models in _peers(classes).items():
-        values = [models[model][measure] for model in PEERS]
-        shown = [f"**{value:.4g}**" if value == min(values) else f"{value:.4g}" for value in values]
+    for name, models in sorted(_peers(classes).items(), key=lambda item: item[1]["closedform"]["rows"]):
+        values = {model: models[model][measure] for model in PEERS if model in models}
+        best = min(values.values())
+        shown = [
+            "" if m not in values else f"**{values[m]:.4g}**" if values[m] == best else f"{values[m]:.4g}"
+            for m in PEERS
+        ]
         body.append([name, f"{models['closedform']['rows']:,}", str(models["closedform"]["columns"]), *shown])
     return _markdown(["table", "rows", "columns", *PEERS], body)
 
@@ -514,33 +518,38 @@ def tabular_peers_classes() -> str:
     return _compared(True, "log_loss")
 
 
+def _ratio(values: list[float]) -> str:
+    mean = math.exp(statistics.fmean(map(math.log, values)))
+    return f"{mean:.2f} ({sum(value < 1 for value in values)} of {len(values)})"
+
+
 def tabular_peers_summary() -> str:
-    """closedform against each model: errors as a geometric mean of ratios, tables won, mean rank, time."""
+    """closedform against each model, on tables that both have: errors as a geometric mean of ratios, tables won, time."""
     body = []
+    regression = _peers(False)
     for model in PEERS:
-        cells = [model]
+        ranks = [
+            1 + sum(models[other]["rmse"] < models[model]["rmse"] for other in PEERS)
+            for models in regression.values()
+            if all(other in models for other in PEERS)
+        ]
+        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})"]
+        if model == "closedform":
+            body.append([*cells, "", "", "", ""])
+            continue
+        both = []
         for classes, measure in ((False, "rmse"), (True, "log_loss"), (True, "error")):
-            tables = _peers(classes)
-            floor = 1e-6 if classes else 0.0  # a log loss, or an error rate, of zero
-            ratios = [
-                (models["closedform"][measure] + floor) / (models[model][measure] + floor) for models in tables.values()
-            ]
-            won = sum(ratio < 1 for ratio in ratios)
-            ranks = [
-                1 + sum(models[other][measure] < models[model][measure] for other in PEERS)
-                for models in tables.values()
-            ]
-            mean = math.exp(statistics.fmean(map(math.log, ratios)))
-            beside = "" if model == "closedform" else f"{mean:.2f} ({won} of {len(ratios)})"
-            cells += [beside, f"{statistics.fmean(ranks):.2f}"]
-        both = [models for classes in (False, True) for models in _peers(classes).values()]
-        own, other = (sum(models[name]["seconds"] for models in both) for name in ("closedform", model))
-        each = [models["closedform"]["seconds"] / models[model]["seconds"] for models in both]
-        mean = math.exp(statistics.fmean(map(math.log, each)))
-        cells.append("" if model == "closedform" else f"{own / other:.2g} ({mean:.2g})")
-        body.append(cells)
-    head = ["model", "RMSE (lower on)", "rank", "log loss (lower on)", "rank", "error rate (lower on)", "rank"]
-    return _markdown([*head, "time: of all, by table"], body)
+            pairs = [(models["closedform"], models[model]) for models in _peers(classes).values() if model in models]
+            floor = 1e-4 if classes else 0.0  # a log loss or an error rate of zero
+            cells.append(
+                _ratio([(a[measure] + floor) / (b[measure] + floor) for a, b in pairs]) if pairs else "not run"
+            )
+            both += pairs if measure != "error" else []
+        total = sum(a["seconds"] for a, _ in both) / sum(b["seconds"] for _, b in both)
+        each = math.exp(statistics.fmean(math.log(a["seconds"] / b["seconds"]) for a, b in both))
+        body.append([*cells, f"{total:.2g} ({each:.2g})"])
+    head = ["model", "mean rank, RMSE (tables)", "RMSE", "log loss", "error rate", "time"]
+    return _markdown(head, body)
 
 
 def tabular_intervals() -> str:

@@ -7,6 +7,7 @@ import torch
 pytest.importorskip("sklearn")
 
 from closedform.tabular import ClosedFormClassifier, ClosedFormRegressor, load
+from closedform.tabular.base import Estimator
 from closedform.tabular.conformal import held_out, reach, table
 from closedform.tabular.loop import TrainingRows
 
@@ -40,6 +41,30 @@ def test_a_weight_of_two_is_a_row_twice_in_the_limit():
     np.testing.assert_allclose(
         weighted, reach(table(np.repeat(distances, often, 0), np.ones(often.sum())), 0.1), rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("members", [1, "auto"])
+def test_a_held_out_row_is_predicted_by_the_members_that_held_it_out(members, monkeypatch):
+    """Row by row and member by member, with weights; some rows are held out by nobody."""
+    kept = []
+    calibrate = Estimator._calibrate
+    monkeypatch.setattr(Estimator, "_calibrate", lambda self, rows: (kept.append(rows), calibrate(self, rows))[1])
+    X, y = problem(2100, 0)  # more than are predicted at a time
+    weight = np.random.default_rng(1).integers(1, 4, len(X)).astype(float)
+    model = ClosedFormRegressor(random_state=0, max_iter=2, members=members).fit(X, y, sample_weight=weight)
+    rows = kept[0]
+    each = model.engine_.predictions(model.engine_.features(rows.x.double())).numpy()[:, :, 0]
+    some = [row for row in range(len(rows.x)) if rows.held[:, row].any()]
+    assert 0 < len(some) < len(X) / 2
+    expected = []
+    for row in some:
+        held = rows.held[:, row].numpy()
+        expected.append(np.average(each[held, row], weights=model.shares_[held]))
+    got = held_out(model.engine_, model.shares_, rows)
+    np.testing.assert_allclose(got.outputs[:, 0], expected, rtol=1e-9)
+    np.testing.assert_array_equal(got.targets, rows.y[some].double())
+    np.testing.assert_array_equal(got.weights, rows.weight[some].double())
+    assert len(model.distances_) == len(some)
 
 
 def test_intervals_cover_and_know_the_noise():

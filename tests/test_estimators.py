@@ -211,9 +211,26 @@ def test_warm_start_takes_the_settings_of_today():
     assert np.array_equal(model.set_params(max_iter=1).fit(X, y).features(X).round(6), features.round(6))
     after = model.predict(X)
     assert not np.array_equal(after, before)
-    with pytest.raises(ValueError, match="hidden_layer_sizes, members, rule or backbone no longer describe"):
+    with pytest.raises(ValueError, match="hidden_layer_sizes, waves, members, rule or backbone no longer describe"):
         model.set_params(hidden_layer_sizes=(8,)).fit(X, y)
     assert np.array_equal(model.predict(X), after)
+
+
+@pytest.mark.parametrize(("first", "second"), [("auto", 0), (0, 4), (4, 8)])
+def test_warm_start_with_other_waves_says_so(first, second):
+    X, y = table(100)
+    model = ClosedFormRegressor(waves=first, warm_start=True, max_iter=2, random_state=0).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="waves, members, rule or backbone no longer describe"):
+        model.set_params(waves=second).fit(X, y)
+    assert np.array_equal(model.predict(X), before)
+    model.set_params(waves=first).fit(X, y)
+    assert not np.array_equal(model.predict(X), before)
+
+
+def test_a_target_of_texts_is_shown_as_it_is():
+    with pytest.raises(ValueError, match="y must be numbers, got values such as 'a'$"):
+        ClosedFormRegressor().fit(np.arange(9.0)[:, None], ["a"] * 9)
 
 
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])

@@ -424,3 +424,18 @@ def test_intervals_beside_the_predictions(tmp_path, task):
     code, said = command("predict", folder, path, "--interval", "--level", 90)
     assert code != 0
     assert "between 0 and 1" in said
+    code, said = command("predict", folder, path, "--level", 0.8)
+    assert code != 0
+    assert "--interval, which is not asked for" in said
+
+
+def test_a_model_of_few_rows_has_no_intervals(tmp_path):
+    path = tmp_path / "homes.csv"
+    homes(40).dropna().head(5).to_csv(path, index=False)
+    code, said = command("train", path, "--target", "price", "--epochs", 2, "--importance", "none")
+    assert code == 0
+    assert "RMSE on 1 row to test (4 to train)" in said
+    code, said = command("predict", tmp_path / "homes-model", path, "--interval")
+    assert code != 0
+    assert "homes-model has no intervals: it was trained on too few rows" in said
+    assert not (tmp_path / "homes-predictions.csv").exists()

@@ -109,6 +109,7 @@ def changed(body, place, **settings):
         lambda b: b | {"preparation": b["preparation"] | {"columns": [*b["preparation"]["columns"]] * 2}},
         lambda b: changed(b, 0, median="x"),
         lambda b: changed(b, 0, median=float("nan")),
+        lambda b: changed(b, 0, median=10**400),
         lambda b: changed(b, 0, median=1.0),  # one that is not the model's
         lambda b: changed(b, 0, gaps=1),
         lambda b: changed(b, 0, codes="ab"),

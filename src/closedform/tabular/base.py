@@ -119,8 +119,8 @@ class Estimator(Settings, ABC):
             engine.restore(self.engine_.state())
         except ValueError:
             raise ValueError(
-                "warm_start goes on from the networks of the last fit, which hidden_layer_sizes, members, rule or backbone"
-                " no longer describe; warm_start=False starts anew"
+                "warm_start goes on from the networks of the last fit, which hidden_layer_sizes, waves, members, rule or"
+                " backbone no longer describe; warm_start=False starts anew"
             ) from None
         engine.forget_optimizer()
 
@@ -227,7 +227,7 @@ class Estimator(Settings, ABC):
     def _standardise(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> None:
         self._rows_fitted = len(X)  # decides what "auto" means
         self.input_centre_, self.input_scale_ = centre_and_scale(X, weight)
-        self.wavy_ = wavy(X) if self.waves != 0 else np.zeros(X.shape[1], dtype=bool)
+        self.wavy_ = wavy(X)
         self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -269,7 +269,7 @@ class Estimator(Settings, ABC):
 
     def _engine(self, X: np.ndarray, n: int, outputs: int, seed: int) -> Engine:
         inputs, members = X.shape[1], self._members(n)
-        columns = np.flatnonzero(self.wavy_).tolist()
+        columns = self._wave_columns(self.wavy_)
         network = PeriodicPerceptron(inputs, columns, self._waves(len(columns)), self._hidden(n), self.activation)
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(

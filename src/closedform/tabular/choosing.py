@@ -58,7 +58,9 @@ def choose(
         if isinstance(column, LeftOut):
             preparation.remarks.append(f"column {name!r} is left out: {column.reason}")
     if not preparation.used:
-        raise TableError("no column is left to predict from")
+        reasons = [f"{name!r} is {words}" for name, words in preparation.descriptions().items()]
+        more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        raise TableError(f"no column is left to predict from: {', '.join(reasons[:3])}{more}")
     return preparation
 
 

@@ -122,7 +122,8 @@ def _show(console: Console, outcome: Any, folder: Path) -> None:
         _say(console, remark[0].upper() + remark[1:] + ".")
     if len(about_columns) > REMARKS:
         _say(console, f"{len(about_columns) - REMARKS:,} more remarks about columns stand in the report.")
-    title = f"{outcome.metric} on {outcome.test_rows:,} rows to test ({outcome.train_rows:,} to train)"
+    rows = f"{outcome.test_rows:,} row{'s' * (outcome.test_rows != 1)}"
+    title = f"{outcome.metric} on {rows} to test ({outcome.train_rows:,} to train)"
     table = Table(title=title)
     for name in ("model", outcome.metric, "/ closedform", outcome.quality_name, "seconds"):
         table.add_column(name, justify="left" if name == "model" else "right")
@@ -150,11 +151,15 @@ def predict(
     interval: Annotated[
         bool, typer.Option("--interval", help="Also the ends of an interval, or a set of classes, for every row.")
     ] = False,
-    level: Annotated[float, typer.Option(help="The share of true values that --interval is to hold.")] = 0.9,
+    level: Annotated[
+        float | None, typer.Option(help="The share of true values that --interval is to hold; 0.9 otherwise.")
+    ] = None,
     encoding: Encoding = "utf-8-sig",
 ) -> None:
     """Predict for every row of a table, piece by piece, so that a file larger than memory works too."""
     reading.check_file(data)
+    if level is not None and not interval:
+        raise ValueError(f"--level {level:g} is the level of --interval, which is not asked for; expected both")
     require("closedform predict", "sklearn", "sklearn", "safetensors")
     from .predicting import predict as run
 
@@ -166,7 +171,7 @@ def predict(
             data,
             path,
             encoding=encoding,
-            level=level if interval else None,
+            level=(0.9 if level is None else level) if interval else None,
             progress=lambda done: status.update(f"{done:,} rows"),
         )
     _say(console, f"{rows:,} row{'s' * (rows != 1)}: {path}")

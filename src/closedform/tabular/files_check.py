@@ -30,7 +30,9 @@ def everything(
         len(tensors[name]) if tensors[name].ndim == 1 else 0 for name in ("input_centre_", "target_mean_")
     )
     members = estimator._members(rows)
+    classifies = hasattr(estimator, "predict_proba")
     _arrays(tensors, inputs, outputs, members)
+    _distances(tensors.get("distances"), 1 if classifies else outputs)
     if preparation is not None and preparation.width != inputs:
         raise ValueError(f"its columns become {preparation.width} inputs, but the model has {inputs}")
     columns = inputs if preparation is None else len(preparation.columns)
@@ -38,7 +40,7 @@ def everything(
     names = header.get("feature_names", [""] * columns)
     if not isinstance(names, list) or len(names) != columns or not all(isinstance(name, str) for name in names):
         raise ValueError(f"feature_names must be {columns} texts")
-    if hasattr(estimator, "predict_proba"):
+    if classifies:
         _classes(header["classes"], outputs)
     elif not isinstance(header["attributes"].get("_one_dimensional"), bool):
         raise ValueError("_one_dimensional must be true or false")
@@ -51,7 +53,7 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
     if estimator.backbone is not None:
         return  # the reader's own module; its state is compared with the file's
     sizes = [inputs, *estimator._hidden(rows)]
-    width, columns = sizes[-1] + inputs + 1, int(tensors["wavy_"].sum())
+    width, columns = sizes[-1] + inputs + 1, len(estimator._wave_columns(tensors["wavy_"].numpy()))
     needed = sum((a + 1) * b for a, b in pairwise(sizes)) + width * outputs
     needed += columns * (estimator._waves(columns) * (2 + MIXED) + MIXED * sizes[1])
     if estimator.rule == "kalman" or isinstance(estimator.rule, Kalman):
@@ -81,16 +83,20 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
         missed.shape != (members,) or missed.dtype != torch.float64 or bool(missed.isnan().any())
     ):
         raise ValueError(f"missed must be {members} numbers of float64")
-    distances = tensors.get("distances")
-    if distances is not None:
-        kinds = distances.shape[1:] in ((outputs, 2), (1, 2)) and distances.dtype == torch.float64
-        if not kinds or not len(distances) or not bool((distances.isfinite() & (distances >= 0)).all()):
-            raise ValueError(f"distances must be finite and positive, of shape (rows, {outputs}, 2)")
-        if bool((distances.diff(dim=0) < 0).any()):
-            raise ValueError("distances must be in their order")
     for name in tensors:
         if not name.startswith("engine.") and name not in (*lengths, "shares_", "missed", "distances"):
             raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
+
+
+def _distances(distances: Tensor | None, count: int) -> None:
+    """Those of `conformal.table`, for so many outputs; a classifier has one for all its classes."""
+    if distances is None:
+        return
+    shaped = distances.shape[1:] == (count, 2) and distances.dtype == torch.float64
+    if not shaped or not len(distances) or not bool((distances.isfinite() & (distances >= 0)).all()):
+        raise ValueError(f"distances must be finite numbers of float64 from 0 on, of shape (rows, {count}, 2)")
+    if bool((distances.diff(dim=0) < 0).any()):
+        raise ValueError("distances must be in their order")
 
 
 def _attributes(attributes: dict[str, Any], columns: int) -> None:

@@ -59,7 +59,7 @@ def load(folder: Path) -> TableModel:
         task, target = body["task"], body["target"]
         if task not in ("regression", "classification") or not isinstance(target, str):
             raise ValueError(f"task {task!r} and target {target!r}")
-    except (ValueError, KeyError, TypeError, RecursionError) as bad:
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as bad:
         reason = bad if isinstance(bad, ValueError) else repr(bad)
         raise ValueError(f"{path} is not a model description that this version knows: {reason}") from None
     if not (Path(folder) / MODEL).is_file():

@@ -41,6 +41,8 @@ def predict(
     if out.exists() and data.exists() and out.samefile(data):
         raise ValueError(f"{out} is the table itself, which the predictions would replace; --out names another file")
     model = folder.load(model_folder)
+    if level is not None and model.estimator.distances_ is None:
+        raise ValueError(f"{model_folder} has no intervals: it was trained on too few rows to hold some out")
     done = 0
     with atomic(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)

@@ -19,11 +19,12 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     """Regression by small neural networks whose last layer is solved in closed form at every step.
 
     Inputs are centred, scaled and drawn in at the ends, and targets standardised, inside. The networks see numbers as they
-    are and through waves; the last layer sees their features and the inputs themselves, so that ridge regression is among
-    its solutions. By default several networks are trained side by side at up to four levels, from tables with little noise
-    (no weight decay, a short memory of the last layer) to tables with much of it. Errors on rows that they hold out, which
-    cost nothing (see `closedform.tabular.networks`), choose the epoch that is kept of each and how much each level counts.
-    The same rows give `predict_interval` its intervals.
+    are and through waves; the last layer sees their features and the scaled inputs, so that ridge regression on those is
+    among its solutions. Far outside the numbers trained on, predictions level off. By default several networks are trained
+    side by side at up to four levels, from tables with little noise (no weight decay, a short memory of the last layer) to
+    tables with much of it. Errors on rows that they hold out, which cost nothing (see `closedform.tabular.networks`),
+    choose the epoch that is kept of each and how much each level counts. The same rows give `predict_interval` its
+    intervals.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         try:
             Y = y.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"y must be numbers, got values such as {y.ravel()[0]!r}") from None
+            raise ValueError(f"y must be numbers, got values such as {y.ravel().tolist()[0]!r}") from None
         if reset:
             self._one_dimensional = Y.ndim == 1
         Y = Y.reshape(len(Y), -1)

@@ -150,6 +150,10 @@ class Settings(BaseEstimator):
             return float(self.learning_rate)
         return RATE * min(1.0, math.sqrt(RATE_INPUTS / inputs))
 
+    def _wave_columns(self, wavy: np.ndarray) -> list[int]:
+        """Which inputs have waves, of those that may."""
+        return [] if self.waves == 0 else np.flatnonzero(wavy).tolist()
+
     def _waves(self, columns: int) -> int:
         """Cosines of each column that has some."""
         return scaling.waves(columns) if self.waves == "auto" else int(self.waves)

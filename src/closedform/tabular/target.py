@@ -76,7 +76,7 @@ def _classes(name: str, values: pd.Series) -> np.ndarray:
     y = cells.texts(values).to_numpy().astype(str)
     labels = np.unique(y)
     if len(labels) < 2:
-        raise TableError(f"column {name!r}: every row is {labels[0]!r}; expected at least two classes")
+        raise TableError(f"column {name!r}: every row is {labels.tolist()[0]!r}; expected at least two classes")
     if len(labels) > max(2, len(y) // 2):
         raise TableError(f"column {name!r}: {len(labels)} classes in {len(y)} rows are too many")
     return y
