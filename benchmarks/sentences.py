@@ -9,6 +9,7 @@ Behind such a number stands, unseen by the reader, what it is: `0.0573<!-- qm9.s
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -34,7 +35,7 @@ def all_of_them() -> dict[str, Any]:
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
         "equations": _equations(),
-        "cifar100": _experiment("cifar100") | {"init": _initial_layers()},
+        "cifar100": _experiment("cifar100") | _images(),
         "imagenet": _imagenet(),
         "dfiv": _experiment("dfiv"),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
@@ -114,14 +115,14 @@ def _key(word: object) -> str:
     return re.sub(r"\W", "_", f"{word:g}" if isinstance(word, float) else str(word))
 
 
-def _experiment(name: str) -> dict[str, Any]:
+def _experiment(name: str, **changes: Any) -> dict[str, Any]:
     """The final metric by optimizer (where there are several), batch size and method; with `_lr`, `_lam`, ... behind it, the
     setting."""
     from closedform.paper.report import panels, summary
 
     table, spec = panels.read(ROOT / "results" / name)
     found: dict[str, Any] = {}
-    for facet in summary.best_settings(table, spec):
+    for facet in summary.best_settings(table, dataclasses.replace(spec, **changes)):
         here: dict[str, float] = {}
         for entry in facet.entries:
             here[_key(entry.method.key)] = entry.final
@@ -247,17 +248,34 @@ def _zeros() -> dict[str, dict[str, float]]:
     return ratios
 
 
-def _initial_layers() -> dict[str, float]:
-    """The accuracy on CIFAR-100 at batch size 128 from each initial layer."""
+def _images() -> dict[str, Any]:
+    """On CIFAR-100 under SGD: the `short` runs at their best settings; the `lead` over learned cross-entropy in points of
+    accuracy, of the means and by seed; and the `readings` of the paper's table of probabilities."""
+    from closedform.paper.experiments import cifar100_report, confidence
     from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / "cifar100")
-    rows = table[table["study"] == "initialisation"]
-    return {str(init): float(own.sort_values("step")["test"].iloc[-1]) for init, own in rows.groupby("init")}
+    rows = table[(table["study"] == "methods") & (table["optimizer"] == "sgd")]
+    runs = results.finished(rows, ["batch_size", "method"], select="validation", metric="test")
+    lead: dict[str, Any] = {}
+    for size, of_size in runs.groupby("batch_size"):
+        by_seed = 100 * of_size.pivot(index="seed", columns="method", values="final")
+        for method in by_seed.columns.drop("cross-entropy"):
+            points = (by_seed[method] - by_seed["cross-entropy"]).dropna()
+            mean = by_seed[method].mean() - by_seed["cross-entropy"].mean()
+            lead.setdefault(str(size), {})[_key(method)] = {"mean": mean} | {str(s): v for s, v in points.items()}
+    readings: dict[str, Any] = {}
+    for part in confidence.PARTS:
+        for reading in confidence.READINGS:
+            for size, row in cifar100_report.confidence(table, "sgd", f"{part}_{reading}").items():
+                for method, value in row.items():
+                    readings.setdefault(str(size), {}).setdefault(_key(method), {})[f"{part}_{reading}"] = value
+    return {"short": _experiment("cifar100", where={"study": ["settings"]}), "lead": lead, "readings": readings}
 
 
 def _imagenet() -> dict[str, Any]:
-    """The accuracy of every method on Tiny ImageNet after each epoch, and at the `end`."""
+    """On Tiny ImageNet the accuracy of every method after each epoch and at the `end`, how many points it is `behind`
+    learned cross-entropy there, and its loss in training (`train`)."""
     from closedform.paper.sweeps.records import Records
     from closedform.paper.sweeps.work import RUNS
 
@@ -265,7 +283,10 @@ def _imagenet() -> dict[str, Any]:
     for record in Records(ROOT / "results" / "imagenet" / RUNS):
         config, rows = record["config"], record["rows"]
         along = {str(round(row["step"] / rows[-1]["step"] * config["epochs"])): row["validation"] for row in rows}
-        found[config["method"].replace(" ", "_").replace("-", "_")] = along | {"end": rows[-1]["validation"]}
+        last = {"end": rows[-1]["validation"], "train": rows[-1]["train"]}
+        found[_key(config["method"])] = along | last
+    for own in found.values():
+        own["behind"] = 100 * (found["cross_entropy"]["end"] - own["end"])
     return found
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,29 +193,51 @@ def _best(name: str, digits: str, **changes: Any) -> str:
 
 
 def accuracies(experiment: str = "cifar100") -> str:
-    """Test accuracy on CIFAR-100 in per cent, at the best setting of each method; in brackets how many were tried."""
+    """Test accuracy on CIFAR-100 in per cent at the chosen setting, with the 95 % interval over the seeds; in brackets the
+    number of seeds, and of settings that were tried in short runs."""
+    return _accuracies(experiment, "methods", lambda entry, tried: f"{entry.seeds}, {tried}")
+
+
+def short_runs(experiment: str = "cifar100") -> str:
+    """Test accuracy in per cent at the best setting of the short runs; in brackets how many settings were tried."""
+    return _accuracies(experiment, "settings", lambda entry, tried: str(tried))
+
+
+def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str]) -> str:
     from closedform.paper.report import panels, summary
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
-    facets = summary.best_settings(table, spec)
-    rows = table[table["study"] == "methods"]
-    tried = rows.drop_duplicates([*spec.by, "method", *spec.settings]).groupby([*spec.by, "method"]).size()
-    by = [tuple(values) for values in rows[[*spec.by]].drop_duplicates().sort_values([*spec.by]).to_numpy()]
-    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
-    columns = {", ".join(str(value) for value in values): values for values in by}
+    facets = summary.best_settings(table, dataclasses.replace(spec, where=spec.where | {"study": [study]}))
+    head = _columns(facets)
     body = []
     for method in spec.methods:
-        cells = [f"{method.label} †" if method.ours else method.label]
-        for name, facet in zip(head[1:], facets):
+        cells = []
+        for name, facet in zip(head, facets):
             entry = next((entry for entry in facet.entries if entry.method.key == method.key), None)
             if entry is None:
                 cells.append("")
                 continue
             text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
-            count = tried[(*columns[name], method.key)]
-            cells.append((f"**{text}**" if entry.best else text) + f" ({count})")
-        body.append(cells)
-    return _markdown(head, body)
+            text += f" ± {100 * entry.half_width:.1f}" if entry.seeds > 1 else ""
+            tried = len(_tried(table, spec, name, method.key).drop_duplicates([*spec.settings]))
+            cells.append((f"**{text}**" if entry.best else text) + f" ({bracket(entry, tried)})")
+        if any(cells):
+            body.append([f"{method.label} †" if method.ours else method.label, *cells])
+    return _markdown(["method", *head], body)
+
+
+def _columns(facets: list[Any]) -> list[str]:
+    """Optimizer and batch size of each facet, such as "sgd, 128"."""
+    return [", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets]
+
+
+def _tried(table: Any, spec: Any, column: str, method: str) -> Any:
+    """The rows of a method in a column of `_columns` that its setting was chosen from: short runs, where there are any."""
+    from closedform.paper.report import panels
+
+    short = "study" in table and (table["study"] == "settings").any()
+    rows = table[table["study"] == "settings"] if short else panels.where(table, spec.where)
+    return rows[(rows["method"] == method) & (rows["optimizer"] + ", " + rows["batch_size"].astype(str) == column)]
 
 
 def settings(experiment: str = "cifar100") -> str:
@@ -223,25 +246,23 @@ def settings(experiment: str = "cifar100") -> str:
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, spec)
-    rows = panels.where(table, spec.where)
-    head = ["method", *(", ".join(name.replace("batch size ", "") for name in facet.names) for facet in facets)]
+    head = _columns(facets)
     body = []
     for method in spec.methods:
-        cells = [method.label]
-        for name, facet in zip(head[1:], facets):
-            found = [entry.settings for entry in facet.entries if entry.method.key == method.key]
-            own = rows[
-                (rows["method"] == method.key) & (rows["optimizer"] + ", " + rows["batch_size"].astype(str) == name)
-            ]
+        cells = []
+        for name, facet in zip(head, facets):
+            chosen = [entry.settings for entry in facet.entries if entry.method.key == method.key]
+            own = _tried(table, spec, name, method.key)
             shown = []
-            for column, value in zip(spec.settings, found[0] if found else ()):
+            for column, value in zip(spec.settings, chosen[0] if chosen else ()):
                 if value != text.MISSING:
                     tried = sorted(own[column].unique())
                     ends = {f"{tried[0]:g}": "↓", f"{tried[-1]:g}": "↑"} if len(tried) > 1 else {}
                     shown.append(value + ends.get(f"{float(value.replace(',', '')):g}", ""))
             cells.append("; ".join(shown))
-        body.append(cells)
-    return _markdown(head, body)
+        if any(cells):
+            body.append([method.label, *cells])
+    return _markdown(["method", *head], body)
 
 
 def confidence(optimizer: str = "sgd") -> str:
@@ -250,14 +271,39 @@ def confidence(optimizer: str = "sgd") -> str:
     from closedform.paper.sweeps import results
 
     table = results.load(RESULTS.parents[1] / "results" / "cifar100")
-    found = {what: cifar100_report.confidence(table, optimizer, what) for what in ("confidence", "calibrated", "test")}
-    sizes = list(found["test"])
-    body = [
-        [method.label, *(" / ".join(f"{found[what][size][method.key]:.2f}" for what in found) for size in sizes)]
-        for method in cifar100_report.METHODS
-        if all(method.key in found["test"][size] for size in sizes)
-    ]
+    values = {what: cifar100_report.confidence(table, optimizer, what) for what in ("confidence", "calibrated", "test")}
+    sizes = list(values["test"])
+    body = []
+    for method in cifar100_report.METHODS:
+        cells = [
+            " / ".join(f"{by_size[size][method.key]:.2f}" for by_size in values.values())
+            if method.key in values["test"][size]
+            else ""
+            for size in sizes
+        ]
+        if any(cells):
+            body.append([method.label, *cells])
     return _markdown(["as it is / calibrated / accuracy", *(f"batch {size}" for size in sizes)], body)
+
+
+def readings(optimizer: str = "sgd") -> str:
+    """Readings of the paper's table of "maximum probabilities" on training / validation / test images."""
+    from closedform.paper.experiments import cifar100_report
+    from closedform.paper.experiments import confidence as probabilities
+    from closedform.paper.sweeps import results
+
+    table = results.load(RESULTS.parents[1] / "results" / "cifar100")
+    methods = ("cross-entropy", "proximal")
+    sizes = [s for s, row in cifar100_report.confidence(table, optimizer).items() if set(methods) <= set(row)]
+    columns = [(method, size) for method in methods for size in sizes]
+    body = []
+    for reading, words in probabilities.READINGS.items():
+        parts = [cifar100_report.confidence(table, optimizer, f"{part}_{reading}") for part in probabilities.PARTS]
+        cells = [" / ".join(f"{by_size[size][method]:.2f}" for by_size in parts) for method, size in columns]
+        body.append([words, *cells])
+    paper = [f"**{cifar100_report.CONFIDENCE[size][methods.index(method)]:.2f}**" for method, size in columns]
+    body.append(["**the paper**", *paper])
+    return _markdown(["training / validation / test", *(f"{method}, {size}" for method, size in columns)], body)
 
 
 def imagenet(experiment: str = "imagenet") -> str:
@@ -804,7 +850,7 @@ def equations_estimates() -> str:
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
-        shared_memory, fno_peer, sweep_throughput, accuracies, settings, confidence, generalized,
+        shared_memory, fno_peer, sweep_throughput, accuracies, short_runs, settings, confidence, readings, generalized,
         solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,

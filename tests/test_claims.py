@@ -189,18 +189,22 @@ def test_claims_about_settings(tmp_path):
         (1024, "ridge", "beta", beta): (accuracy, 0.6) for beta, accuracy in ((0.01, 0.05), (0.1, 0.3), (1.0, 0.6))
     }
     rows |= {(32, "proximal", "lam", lam): (lam / 2000, 0.6) for lam in lams}  # small batches may be sensitive
-    checks = {c.claim.split(": ")[1][:14]: c.holds for c in verdicts(accuracies_table(rows), tmp_path)}
+    checks = {
+        c.claim.split(": ")[1][:14]: c.holds for c in verdicts(accuracies_table(rows, study="settings"), tmp_path)
+    }
     assert checks["proximal is ro"]
     assert checks["ridge is more "]
     rows[1024, "proximal", "lam", 1000.0] = (0.5, 0.6)
-    checks = {c.claim.split(": ")[1][:14]: c.holds for c in verdicts(accuracies_table(rows), tmp_path)}
+    checks = {
+        c.claim.split(": ")[1][:14]: c.holds for c in verdicts(accuracies_table(rows, study="settings"), tmp_path)
+    }
     assert not checks["proximal is ro"]
 
 
 def test_lambdas_are_compared_at_one_learning_rate(tmp_path):
     rows = {(1024, "proximal", "lam", lam): (accuracy, 0.6) for lam, accuracy in ((100.0, 0.5), (1000.0, 0.51))}
-    better = accuracies_table({(1024, "proximal", "lam", 1000.0): (0.9, 0.6)}, lr=5.0)
-    checks = verdicts(pd.concat([accuracies_table(rows), better]), tmp_path)
+    better = accuracies_table({(1024, "proximal", "lam", 1000.0): (0.9, 0.6)}, lr=5.0, study="settings")
+    checks = verdicts(pd.concat([accuracies_table(rows, study="settings"), better]), tmp_path)
     assert [c.holds for c in checks if "robust" in c.claim] == [True]
 
 

@@ -66,10 +66,11 @@ class Accuracies:
         return {int(size): float(lr) for size, lr in zip(chosen["batch_size"], chosen["lr"])}
 
     def swept(self, optimizer: str, method: str, setting: str) -> dict[int, dict[float, float]]:
-        """Accuracies by batch size and value of a setting, all at one learning rate: the one that has most values."""
+        """Accuracies of the short runs by batch size and value of a setting, all at one learning rate: the one that has
+        most values."""
         by = ["batch_size", "lr", setting]
         by_rate: dict[tuple[int, float], dict[float, float]] = {}
-        for (size, lr, value), accuracy in self.best(by, optimizer=optimizer, method=method).items():
+        for (size, lr, value), accuracy in self.best(by, "settings", optimizer=optimizer, method=method).items():
             by_rate.setdefault((int(size), float(lr)), {})[float(value)] = max(accuracy, 0.0)
         most: dict[int, dict[float, float]] = {}
         for (size, _), values in by_rate.items():

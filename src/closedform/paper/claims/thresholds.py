@@ -48,7 +48,7 @@ THRESHOLDS = {
     ),
     "near in accuracy": Threshold(
         ("cifar100",), "comparable, alike, robust, makes no difference", 0.02, _ACCURACY,
-        "one seed was run, so its spread is not known; with 10,000 test images two points are four standard errors",
+        "the 95 % interval over three seeds is under a point; with 10,000 test images two points are four standard errors",
     ),
     "fails in accuracy": Threshold(
         ("cifar100",), "fails", 0.10, _ACCURACY,

@@ -39,7 +39,7 @@ class Start(NamedTuple):
     values: tuple[float, float, float, float] = (math.nan, math.nan, math.nan, math.nan)
 
 
-# from short runs with the same recipe and one seed, at 128 and 1024; the others by analogy
+# from runs of 30 epochs with the same recipe and one seed, at 128 and 1024; the others by analogy
 STARTS = {
     "cross-entropy": Start((0.1, 0.4, 1.6, 1.6)),
     "l2": Start((0.01, 0.01, 0.02, 0.02)),

@@ -15,7 +15,7 @@ from ..sweeps import results
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIMIZERS = ("sgd", "adamw", "muon")
+OPTIMIZERS = {"sgd": "SGD with Nesterov momentum 0.9", "adamw": "AdamW", "muon": "Muon"}
 CONFIDENCE = {32: (0.99, 0.63), 128: (0.99, 0.62), 1024: (0.99, 0.73), 4096: (0.99, 0.76)}  # the paper's table
 
 METHODS = (
@@ -103,10 +103,10 @@ def experiment(table: pd.DataFrame) -> Experiment:
     keys, generated = set(table["method"]), "" if first["source"] == "cifar100" else " generated"
     text = (
         f"{count:,}{generated} images, 80/20 training and validation, cropped and mirrored at random; {first['net']}; "
-        f"settings chosen in {epochs.get('search', 0)} epochs with one seed, then {epochs.get('final', 0)} epochs; SGD with "
-        "Nesterov momentum 0.9, AdamW and Muon, with weight decay on the backbone and on a learned layer; the last layer "
-        "starts from zeros; the rate rises over a tenth of the steps, falls along a cosine, and refers to the mean over "
-        f"samples of the loss summed over classes; {first['precision']}. {_what_has_run(table)}"
+        f"settings chosen in {epochs.get('search', 0)} epochs with one seed, then {epochs.get('final', 0)} epochs; "
+        f"{' and '.join(OPTIMIZERS[name] for name in optimizers)}; weight decay on the backbone and on a learned layer; the "
+        "last layer starts from zeros; the rate rises over a tenth of the steps, falls along a cosine, and refers to the "
+        f"mean over samples of the loss summed over classes; {first['precision']}. {_what_has_run(table)}"
     )
     return Experiment(
         name="cifar100",
@@ -130,10 +130,10 @@ def _what_has_run(table: pd.DataFrame) -> str:
     """How far the experiment is, in a sentence."""
     chosen = table[table["study"] == "methods"]
     seeds = chosen.groupby(["optimizer", "batch_size", "method"])["seed"].nunique()
-    counts = [f"{(seeds == count).sum()} with {count}" for count in sorted(set(seeds), reverse=True)]
-    return f"The chosen settings of {len(seeds)} combinations of method, optimizer and batch size have run" + (
-        f", {', '.join(counts)} seeds." if counts else "."
-    )
+    parts = [f"The chosen settings of {len(seeds)} combinations of method, optimizer and batch size have run"]
+    for count in sorted(set(seeds), reverse=True):
+        parts.append(f"{(seeds == count).sum()} with {count} seed{'s' if count > 1 else ''}")
+    return f"{', '.join(parts)}."
 
 
 def _short_runs(table: pd.DataFrame, short: dict[str, list], epochs: int) -> list[Curves | Sensitivity]:
