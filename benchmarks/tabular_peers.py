@@ -159,7 +159,8 @@ def main() -> None:
     torch.set_num_threads(1)
     path, code = args.out / "tabular_peers-cpu.json", code_of_tables()
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    rows = [row for row in rows if row["model"] != "closedform" or row["code"] == code]
+    if "closedform" in args.models:  # is run again where it has changed
+        rows = [row for row in rows if row["model"] != "closedform" or row["code"] == code]
     done = {(row["table"], row["model"]) for row in rows}
     tables = names()
     cells = [(t, tables[t], m) for m in args.models for t in args.tables or tables if (t, m) not in done]
