@@ -40,6 +40,7 @@ th:first-child, td:first-child { text-align: left } tr.best td { font-weight: 65
 .columns :is(th, td) { text-align: left; overflow-wrap: anywhere }
 .columns :is(th, td):first-child { min-width: 6.5rem; max-width: 22rem }
 @media (max-width: 640px) { th, td { padding: .3rem .45rem } }
+.intervals { margin-top: .9rem }
 .matrix td { background: color-mix(in srgb, var(--accent) calc(var(--share) * 70%), transparent) }
 """
 
@@ -79,7 +80,7 @@ def render(
         "columns": ", ".join(f"{kind} {len(names):,}" for kind, names in model.preparation.summary().items()),
         "epochs": str(model.estimator.n_iter_),
     }
-    intervals = f"<p>{html.escape(outcome.intervals)}</p>\n" if outcome.intervals is not None else ""
+    intervals = f'<p class="intervals">{html.escape(outcome.intervals)}</p>\n' if outcome.intervals is not None else ""
     listed = "".join(f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
