@@ -439,3 +439,14 @@ def test_a_model_of_few_rows_has_no_intervals(tmp_path):
     assert code != 0
     assert "homes-model has no intervals: it was trained on too few rows" in said
     assert not (tmp_path / "homes-predictions.csv").exists()
+
+
+def test_effort_multiplies_the_epochs(tmp_path):
+    path = tmp_path / "homes.csv"
+    homes(60).to_csv(path, index=False)
+    options = ["--target", "price", "--importance", "none"]
+    assert command("train", path, *options, "--effort", 0.05)[0] == 0
+    assert load(tmp_path / "homes-model").n_iter_ == 3
+    code, said = command("train", path, *options, "--effort", 0, "--overwrite")
+    assert code != 0
+    assert "effort must be a positive number" in said

@@ -17,7 +17,7 @@ RULES = {kind.__name__: kind for kind in (rules.Ridge, rules.Proximal, rules.Ema
 
 
 def is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < math.inf
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def is_count(value: Any) -> bool:

@@ -51,6 +51,7 @@ def train(
     task: Annotated[Task, typer.Option(help="What the target is.")] = Task.auto,
     out: Annotated[Path | None, typer.Option(help="The folder to write; NAME-model beside the file otherwise.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="A number that suits the table otherwise.")] = None,
+    effort: Annotated[float, typer.Option(help="How much longer than usual to train: 2 doubles the epochs.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the split and the training.")] = 0,
     importance: Annotated[
         ImportanceOf, typer.Option(help="Of the columns: quick takes some seconds, full as long as it needs.")
@@ -96,6 +97,7 @@ def train(
                 task=task.value,
                 seed=seed,
                 max_iter=epochs,
+                effort=effort,
                 encoding=encoding,
                 overwrite=overwrite,
                 importance=importance.value,

@@ -58,6 +58,7 @@ def train(
     task: str = "auto",
     seed: int = 0,
     max_iter: int | None = None,
+    effort: float = 1.0,
     encoding: str = "utf-8-sig",
     overwrite: bool = False,
     importance: str = "quick",
@@ -88,7 +89,7 @@ def train(
     remarks = [*read.remarks, *comparing.cautions(len(second))]
 
     kind = ClosedFormRegressor if task == "regression" else ClosedFormClassifier
-    estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter)
+    estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter, effort=effort)
     model = folder.TableModel(task, target, estimator)
 
     with publishing.workspace(partial):
