@@ -142,6 +142,7 @@ def test_the_page_has_the_committed_results():
     assert tables.dfiv_curves() in page
     assert tables.dfiv_many() in page
     assert tables.dfiv_shapes() in page
+    assert tables.iv_peers() in page
     card = json.loads((ROOT / "benchmarks/results/iv_card-cpu.json").read_text())["rows"][0]
     assert card["summary"] in page
     *most, last = (f"{slope:.3f}" for slope in card["other_seeds"])
