@@ -4,8 +4,8 @@
 
 Each is run where it is installed (the extra `benchmarks` lists them) and where the design allows it: methods that take the
 controls out by learned regressions need controls. All have the settings that their pages begin with; regressions inside
-`econml` and `doubleml` are random forests of 100 trees. `econml` has no deep estimator any more (version 0.16 dropped it), and
-its SieveTSLS, which wants features of an effect, was left out: without controls it gave no effect at all here.
+`econml` and `doubleml` are random forests of 100 trees. `econml` has no deep estimator any more (version 0.16 dropped it).
+Its SieveTSLS wants features of an effect and was left out: without controls it gave no effect at all here.
 
 On the real tables (card, mroz) there is no truth: what a year of schooling does to the logarithm of the wage, with the 95 %
 interval. On simulated shapes of `dfiv_shapes.py`, 2,000 rows, the mean squared error of the structural function less its
