@@ -9,7 +9,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -105,16 +105,21 @@ CODE = [f"tabular/{name}.py" for name in ("base", "loop", "networks", "scaling",
 CODE += ["tabular/regressor.py", "tabular/classifier.py", "stack/periodic.py"]
 
 
-def code_of_tables() -> str:
-    """Names what the estimators for tables do: their pages and files, comments and docstrings do not count."""
-    digest = hashlib.sha256()
-    for source in (Path(closedform.__file__).parent / name for name in CODE):
+def code(sources: Iterable[Path], *more: object) -> str:
+    """Names what some files do, and whatever else the rows depend on: comments and docstrings do not count."""
+    digest = hashlib.sha256(repr(more).encode() if more else b"")
+    for source in sources:
         tree = ast.parse(source.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
                 node.body[0] = ast.Pass()
         digest.update(ast.dump(tree).encode())
     return digest.hexdigest()[:16]
+
+
+def code_of_tables() -> str:
+    """Names what the estimators for tables do; their pages and files do not count."""
+    return code(Path(closedform.__file__).parent / name for name in CODE)
 
 
 class Kept:

@@ -21,9 +21,7 @@ made are dropped: a table has one version of them.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -40,7 +38,7 @@ from closedform.equations import Box, Field, Problem, best_network, solve
 from closedform.equations.fields import Lazy
 from closedform.equations.problem import Batch
 from closedform.files import atomic
-from common import RESULTS, environment
+from common import RESULTS, code, environment
 from equations_problems import CASES, Case
 
 QUESTION = (
@@ -332,14 +330,8 @@ def compare(name: str, quick: bool) -> dict:
 
 def version(quick: bool) -> str:
     """Names what makes the rows: the settings and the code of the solver, without its comments and docstrings."""
-    digest = hashlib.sha256(repr((quick, FEATURES, TRAINED_FEATURES, STEPS, LEAST_S)).encode())
-    for source in sorted(Path(closedform.equations.__file__).parent.glob("*.py")):
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-                node.body[0] = ast.Pass()
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:16]
+    sources = sorted(Path(closedform.equations.__file__).parent.glob("*.py"))
+    return code(sources, quick, FEATURES, TRAINED_FEATURES, STEPS, LEAST_S)
 
 
 def main(given: list[str] | None = None) -> None:

@@ -1,5 +1,7 @@
 """A page in a browser, for the tests of pages."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -25,3 +27,19 @@ class Visit:
 
     def overflow(self):
         return self.page.evaluate("document.documentElement.scrollWidth")
+
+
+@contextmanager
+def visits(browser) -> Iterator[Callable[..., Visit]]:
+    """Opens pages, and at the end sees that none complained or asked for anything but itself."""
+    opened: list[Visit] = []
+
+    def go(path: Path, **options) -> Visit:
+        opened.append(Visit(browser, path, **options))
+        return opened[-1]
+
+    yield go
+    for each in opened:
+        assert each.complaints == []
+        assert each.requests == [each.url]
+        each.context.close()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.solver.systems import Batch
+from closedform.solver.batch import Batch
 
 from .helpers import head, matrix, problem, relative
 

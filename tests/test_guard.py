@@ -7,7 +7,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import guard
-from closedform.solver.systems import Batch
+from closedform.solver.batch import Batch
 from closedform.stack.heads import Heads
 
 from .cases import OVERFLOWS, Overflow, overflows

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import closedform as cf
 from closedform import training
 from closedform.solver import class_systems, reference, route, rules
-from closedform.solver.systems import Batch
+from closedform.solver.batch import Batch
 
 from . import cases
 from .cases import bounded, shapes

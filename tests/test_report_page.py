@@ -9,7 +9,7 @@ import pytest
 
 from closedform.paper.report import panels, summary, write
 
-from .browsing import Visit
+from .browsing import visits
 from .report_tables import HOSTILE, METHODS, falling, hostile, save, small, sweep
 
 CURVES = '.plot[data-kind="curves"]'
@@ -23,17 +23,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, folder):
-    opened = []
-
-    def go(path=None, **options):
-        opened.append(Visit(browser, path or write(folder), **options))
-        return opened[-1]
-
-    yield go
-    for each in opened:
-        assert each.complaints == []
-        assert each.requests == [each.url]
-        each.context.close()
+    with visits(browser) as go:
+        yield lambda path=None, **options: go(path or write(folder), **options)
 
 
 def test_the_browser_draws_every_curve(visit):

@@ -5,7 +5,8 @@ import torch
 
 import closedform as cf
 from closedform.solver import lambdas, linalg, route, rules
-from closedform.solver.systems import Batch, Rows
+from closedform.solver.batch import Batch
+from closedform.solver.systems import Rows
 
 from . import cases
 from .helpers import features, head, matrix, problem, relative

@@ -186,7 +186,7 @@ def test_solve_is_differentiable_in_the_targets(n, lam):
 
 @pytest.mark.parametrize("layers", [1, 3, 9])
 def test_outputs_of_several_layers_are_those_of_each(layers):
-    from closedform.solver.systems import outputs
+    from closedform.solver.batch import outputs
 
     X, W = torch.randn(20, 6, dtype=torch.float64), torch.randn(layers, 2, 6, dtype=torch.float64)
     together = outputs(X, W)

@@ -7,7 +7,7 @@ import closedform as cf
 from closedform import training
 from closedform.paper.models.fno import FNO1d, SpectralConv1d
 from closedform.solver import route
-from closedform.solver.systems import Batch, extend
+from closedform.solver.batch import Batch, extend
 from closedform.stack.models import Candidate, Stack, _generator
 from closedform.stack.networks import network
 

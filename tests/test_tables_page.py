@@ -8,7 +8,7 @@ pytest.importorskip("safetensors")
 
 from closedform.tabular import training
 
-from .browsing import Visit
+from .browsing import visits
 from .table_cases import everyday, homes
 
 HOSTILE = "</title><script>alert(1)</script>" + "w" * 60
@@ -34,17 +34,8 @@ def reports(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, reports):
-    opened = []
-
-    def go(name, width):
-        opened.append(Visit(browser, reports[name], width=width))
-        return opened[-1]
-
-    yield go
-    for each in opened:
-        assert each.complaints == []
-        assert each.requests == [each.url]
-        each.context.close()
+    with visits(browser) as go:
+        yield lambda name, width: go(reports[name], width=width)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from . import distributed
 from .solver import guard, route
 from .solver.auto import Auto, MemoryChoice
+from .solver.batch import Batch, check_batch, extend
 from .solver.losses import Loss, Squared
 from .solver.rules import Kalman, Rule, Source
 from .solver.statistics import Statistics
-from .solver.systems import Batch, check_batch, extend
 from .state import CastLinear, StoredLinear, watched
 
 # what to try where solves are rejected or features are no longer finite

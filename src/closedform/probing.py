@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .features import evaluated
 from .head import ClosedFormLinear
 from .solver import path, route, rules
+from .solver.batch import Batch, check_batch, extend
 from .solver.losses import Loss, OneHotSquared, Squared
-from .solver.systems import Batch, check_batch, extend
 
 COUNT, LOWEST, HIGHEST = 100, -8, 3  # betas by default, from 1e-8 to 1e3 times the mean diagonal of the Gram matrix
 FOLDS = 5  # of the rows, where leaving out one at a time has no closed form

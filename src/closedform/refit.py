@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from . import distributed
 from .features import check_order, features_of
 from .solver import class_systems, lambdas, linalg, route, rules
+from .solver.batch import Batch, check_batch
 from .solver.linalg import Solution
 from .solver.statistics import Statistics
-from .solver.systems import Batch, ClassRows, check_batch
+from .solver.systems import ClassRows
 
 if TYPE_CHECKING:
     from .head import ClosedFormLinear

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from .head import ClosedFormLinear
 from .solver import lambdas, rules
-from .solver.systems import Batch, extend
+from .solver.batch import Batch, extend
 
 
 def algorithm1(backbone: nn.Module, head: ClosedFormLinear, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ..head import ClosedFormLinear
 from ..solver import guard, route
+from ..solver.batch import Batch, check_batch, extend
 from ..solver.losses import Squared
 from ..solver.statistics import Statistics
-from ..solver.systems import Batch, check_batch, extend
 
 SOLVES = 64  # that are tried, on the first batches of a loader
 

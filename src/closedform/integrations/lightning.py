@@ -22,7 +22,7 @@ from ..extras import require
 from ..features import features_of
 from ..refit import refit_
 from ..solver import lambdas
-from ..solver.systems import check_batch
+from ..solver.batch import check_batch
 from . import Targets, check_solved, check_starts_anew, head_of, input_of, targets_of
 
 require("closedform.integrations.lightning", "lightning", "lightning")

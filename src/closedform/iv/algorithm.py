@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..solver.batch import Batch
 from ..solver.rules import Kalman, Proximal, Ridge, Rule
-from ..solver.systems import Batch
 from ..stack.heads import Heads
 
 First = tuple[Tensor, Tensor]  # x, z

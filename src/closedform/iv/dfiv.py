@@ -16,8 +16,7 @@ from torch import nn
 
 from .. import estimator_files
 from ..arrays import one_thread
-from ..parameters import are_sizes, check_auto, is_count, is_positive
-from . import average, files, fitting, linear
+from . import average, files, fitting, linear, settings
 from .bootstrap import bootstrap
 from .effects import banded, normal, pair
 from .inputs import Observations, check_columns, checked, columns, mark, matrix, names, outcome, scaled
@@ -169,33 +168,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def _check_parameters(self) -> None:
-        choices = {"features": ("deep", "linear"), "treatment": ("auto", "linear", "sieve", "deep")}
-        choices["rule"] = ("proximal", "kalman", "ridge")
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(f'"{value}"' for value in allowed)
-                raise ValueError(f"{name} must be one of {listed}, got {getattr(self, name)!r}")
-        check_auto("hidden_layer_sizes", self.hidden_layer_sizes, are_sizes, "a sequence of positive integers")
-        three = lambda sizes: are_sizes(sizes) and len(sizes) == 3  # noqa: E731
-        check_auto("n_features", self.n_features, three, "three positive integers")
-        check_auto("lam_inner", self.lam_inner, is_positive, "a positive number")
-        check_auto("learning_rate", self.learning_rate, is_positive, "a positive number")
-        if self.rule == "ridge" and self.lam_inner != "auto":
-            raise ValueError(f'lam_inner is {self.lam_inner!r}, and rule="ridge" has no lambda inside: expected "auto"')
-        check_auto("max_iter", self.max_iter, is_count, "a positive integer")
-        for name in ("batch_size", "members"):
-            if not is_count(getattr(self, name)):
-                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
-        if self.members > 1 and self.members % 2:
-            raise ValueError(
-                f"members must be 1 or even, since they come in pairs with exchanged halves, got {self.members}"
-            )
-        if not (self.weight_decay == 0 or is_positive(self.weight_decay)):
-            raise ValueError(f"weight_decay must be a number from 0 on, got {self.weight_decay!r}")
-        if not is_positive(self.validation_fraction) or not self.validation_fraction < 0.9:
-            raise ValueError(f"validation_fraction must be between 0 and 0.9, got {self.validation_fraction!r}")
-        if self.backbone is not None and not isinstance(self.backbone, nn.Module):
-            raise ValueError(f"backbone must be a torch.nn.Module or None, got {type(self.backbone).__name__}")
+        settings.check(self)
 
     # ---- Using the fit ---------------------------------------------------------------------------
 

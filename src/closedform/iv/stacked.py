@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from ..solver import linalg
+from ..solver.batch import Batch
 from ..solver.lambdas import per_sample
 from ..solver.rules import Kalman, Penalised, check_side_by_side, side_by_side
-from ..solver.systems import Batch, least_squares
+from ..solver.systems import least_squares
 from ..stack import optimizers
 from ..stack.heads import Heads
 from ..stack.models import WARM, _products, take_back

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from . import route
+from .batch import Batch
 from .losses import Squared
-from .systems import Batch
 
 if TYPE_CHECKING:
     from .rules import Rule, Source, Step

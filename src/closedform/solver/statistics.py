@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .. import archive, distributed
 from . import lambdas, linalg, route
-from .systems import Batch, Moments, System, check_batch, reduced
+from .batch import Batch, check_batch, reduced
+from .systems import Moments, System
 
 KIND = "statistics"  # the key of the header of a file, with the version of its form
 

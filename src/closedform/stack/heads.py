@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..solver import guard, route
+from ..solver.batch import Batch
 from ..solver.rules import Rule
-from ..solver.systems import Batch
 
 
 class Heads:

@@ -135,24 +135,12 @@ class Perceptron:
         return F.pad(X, (0, self._padding))
 
     def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
-        h = shared_layer(params[0], params[1], x.mT)
-        a = self.activation.forward(h)
-        layers = [(h, a)]
-        for weight, bias in zip(params[2::2], params[3::2]):
-            h = torch.baddbmm(bias.unsqueeze(2), weight, a)
-            a = self.activation.forward(h)
-            layers.append((h, a))
-        return a, (x, layers)
+        layers = forward_layers(shared_layer(params[0], params[1], x.mT), params[2:], self.activation)
+        return layers[-1][1], (x, layers)
 
     def backward(self, params: Sequence[Tensor], seen: Any, gradient: Tensor, out: Sequence[Tensor]) -> None:
         x, layers = seen
-        g = gradient
-        for k in range(len(layers) - 1, -1, -1):
-            g = self.activation.backward(g, *layers[k])
-            torch.sum(g, 2, out=out[2 * k + 1])
-            if k:
-                torch.bmm(g, layers[k - 1][1].mT, out=out[2 * k])
-                g = torch.bmm(params[2 * k].mT, g)
+        g = backward_layers(layers, gradient, params, self.activation, out)
         S, f = x.shape[0], x.shape[2]
         torch.bmm(g.view(S, -1, g.shape[2]), x, out=out[0].view(S, -1, f))
 
@@ -198,3 +186,31 @@ def shared_layer(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     S = x.shape[0]
     h = torch.baddbmm(bias.view(S, -1, 1), weight.view(S, -1, x.shape[1]), x)
     return h.view(weight.shape[0], weight.shape[1], x.shape[2])
+
+
+def forward_layers(h: Tensor, params: Sequence[Tensor], activation: Activation) -> list[tuple[Tensor, Tensor]]:
+    """What goes into and comes out of the activation of every layer: `h` at the first, `params` are those of the others."""
+    layers = [(h, activation.forward(h))]
+    for weight, bias in zip(params[0::2], params[1::2]):
+        h = torch.baddbmm(bias.unsqueeze(2), weight, layers[-1][1])
+        layers.append((h, activation.forward(h)))
+    return layers
+
+
+def backward_layers(
+    layers: Sequence[tuple[Tensor, Tensor]],
+    gradient: Tensor,
+    params: Sequence[Tensor],
+    activation: Activation,
+    out: Sequence[Tensor],
+) -> Tensor:
+    """From the gradient of the features to that of what went into the first activation, which is returned. The gradients of
+    all weights and biases but the first weight are written into `out`, which is as `params`, all layers of them."""
+    g = gradient
+    for k in range(len(layers) - 1, -1, -1):
+        g = activation.backward(g, *layers[k])
+        torch.sum(g, 2, out=out[2 * k + 1])
+        if k:
+            torch.bmm(g, layers[k - 1][1].mT, out=out[2 * k])
+            g = torch.bmm(params[2 * k].mT, g)
+    return g

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .networks import ACTIVATIONS, Activation, shared_layer
+from .networks import ACTIVATIONS, Activation, backward_layers, forward_layers, shared_layer
 
 MIXED = 3  # numbers that the cosines of one input become
 FREQUENCY = 0.1  # the spread of the first frequencies, in turns a unit of the input
@@ -83,13 +83,9 @@ class PeriodicPerceptron:
         if self.columns:
             waves = self._waves(params, x)
             h = torch.baddbmm(h, params[3], waves[2])
-        a = self.activation.forward(h)
-        seen = [(h, a)]
-        for weight, bias in zip(layers[2::2], layers[3::2]):
-            h = torch.baddbmm(bias.unsqueeze(2), weight, a)
-            a = self.activation.forward(h)
-            seen.append((h, a))
-        return torch.cat([a, x.mT.expand(len(a), -1, -1)], 1), (x, waves, seen)
+        seen = forward_layers(h, layers[2:], self.activation)
+        phi = seen[-1][1]
+        return torch.cat([phi, x.mT.expand(len(phi), -1, -1)], 1), (x, waves, seen)
 
     def _waves(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The angles and their cosines `(M, c, waves, n)`, and the mix of the cosines `(M, c MIXED, n)`."""
@@ -109,14 +105,8 @@ class PeriodicPerceptron:
     def backward(self, params: Sequence[Tensor], seen: Any, gradient: Tensor, out: Sequence[Tensor]) -> None:
         """From the gradient of the features to that of the parameters, which is written into `out`."""
         x, waves, layers = seen
-        weights, places = params[self.first :], out[self.first :]
-        g = gradient[:, : self.hidden[-1]]
-        for k in range(len(layers) - 1, -1, -1):
-            g = self.activation.backward(g, *layers[k])
-            torch.sum(g, 2, out=places[2 * k + 1])
-            if k:
-                torch.bmm(g, layers[k - 1][1].mT, out=places[2 * k])
-                g = torch.bmm(weights[2 * k].mT, g)
+        places = out[self.first :]
+        g = backward_layers(layers, gradient[:, : self.hidden[-1]], params[self.first :], self.activation, places)
         torch.mm(g.flatten(0, 1), x[0], out=places[0].flatten(0, 1))
         if waves is not None:
             self._backward_waves(params, x, waves, g, out)
