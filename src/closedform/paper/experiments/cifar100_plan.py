@@ -255,7 +255,7 @@ def state(task: Task, records: Records, scale: Scale) -> str:
     top, missing = _choice(task.cell, records, scale)
     if top is None:
         return (
-            f"settings not chosen, {len(missing)} short runs next" if task.study == "methods" else "settings not chosen"
+            f"settings not chosen, {len(missing)} short run{'s' * (len(missing) != 1)} next" if task.study == "methods" else "settings not chosen"
         )
     wanted, left = _at(task, top, scale), next_runs(task, records, scale)
     return f"{len(wanted) - len(left)} of {len(wanted)} runs" if left else "finished"
