@@ -206,6 +206,54 @@ def next_runs(task: Task, records: Records, scale: Scale) -> list[dict[str, Any]
     """The runs of a task that can be done now; none when it is finished, or waits for the choice of its setting."""
     top, missing = _choice(task.cell, records, scale)
     if top is None:
+        return [scale.config(task.cell, setting, "search") for setting in missing] if task.study == "methods" else []
+    return [config for config in _at(task, top, scale) if records.get(config) is None]
+
+
+def ordered(tasks: Iterable[Task], records: Records, scale: Scale) -> list[dict[str, Any]]:
+    """The runs of all tasks that can be done now, most wanted first: in a group the short ones, then a seed of every chosen
+    setting, then another, so that whatever has run can be compared."""
+    wanted = [
+        ((task.group, config["stage"] == "final", config["seed"]), config)
+        for task in tasks
+        for config in next_runs(task, records, scale)
+    ]
+    return [config for _, config in sorted(wanted, key=lambda pair: pair[0])]
+
+
+def _choice(cell: Cell, records: Records, scale: Scale) -> tuple[Setting | None, list[Setting]]:
+    """The setting that the search of a cell has chosen; before it has, None and what is to be tried next."""
+
+    def known(setting: Setting) -> float | None:
+        record = records.get(scale.config(cell, setting, "search"))
+        return None if record is None else score(record)
+
+    tried, missing = search(cell, known)
+    scores = {setting: value for setting in tried if (value := known(setting)) is not None}
+    return (None if missing else best(scores)), missing
+
+
+def _at(task: Task, top: Setting, scale: Scale) -> list[dict[str, Any]]:
+    """The runs of a task at the chosen setting."""
+    cell, seeds = task.cell, range(scale.seeds)
+    if task.study == "methods":
+        return [scale.config(cell, top, "final", seed) for seed in seeds]
+    if task.study == "smoothing":
+        return [scale.config(cell, top, "final", seed, smoothing=SMOOTHING) for seed in seeds]
+    if task.study == "design":
+        changes: list[dict[str, Any]] = [{"bias": False}, {"algorithm": 2}]
+        changes += [{"init": init} for init in INITS if init != "zeros"]
+        return [scale.config(cell, top, "final", **change) for change in changes]
+    if task.study == "sweep":
+        assert cell.axis is not None
+        return [scale.config(cell, Setting(top.lr, value), "search") for value in LADDERS[cell.axis]]
+    raise ValueError(f"there is no study {task.study!r}")
+
+
+def state(task: Task, records: Records, scale: Scale) -> str:
+    """How far a task is, in a few words."""
+    top, missing = _choice(task.cell, records, scale)
+    if top is None:
         runs = f", {len(missing)} short run{'s' * (len(missing) != 1)} next" if task.study == "methods" else ""
         return f"settings not chosen{runs}"
     wanted, left = _at(task, top, scale), next_runs(task, records, scale)
