@@ -303,9 +303,12 @@ class Kalman(Rule):
         form = self._form(X.shape[-1])
         return (1 + filters.spread(form, memory[form], X)).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
 
-    def draws(self, W: Tensor, Z: Tensor, memory: Memory) -> Tensor:
-        """Layers from the posterior around `W (o, D)`, made of standard normal numbers `Z (n, o, D)`."""
+    def draws(
+        self, W: Tensor, n: int, memory: Memory, step: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """n layers from the posterior around `W (o, D)`: `(n, o, D)`."""
         form = self._form(W.shape[-1])
+        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
         return W + memory["noise"].sqrt().unsqueeze(-1) * filters.draws(form, memory[form], Z)
 
 
