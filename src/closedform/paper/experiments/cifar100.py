@@ -66,7 +66,12 @@ def _data(seed: int, limit: int | None, source: Any, device: str) -> DeviceImage
 
 
 def train(
-    config: dict[str, Any], *, device: str, folder: Path | None = None, deadline: float | None = None
+    config: dict[str, Any],
+    *,
+    device: str,
+    folder: Path | None = None,
+    deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train one configuration, see `classifier.trained`."""
     model = classifier(config, _data(config["seed"], config["limit"], config["source"], device))
@@ -78,6 +83,7 @@ def train(
         probabilities=final,
         folder=folder,
         deadline=deadline,
+        progress=progress,
     )
 
 

@@ -183,6 +183,7 @@ def train(
     captured: bool = True,
     folder: Path | None = None,
     deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train one configuration, see `classifier.trained`."""
     model = classifier(config, batches_of(config, device, images, workers), captured)
@@ -193,6 +194,7 @@ def train(
         folder=folder,
         every_s=EVERY_S,
         deadline=deadline,
+        progress=progress,
     )
     return noted | {"captured": model.captured, "processes": place()[1]}
 
