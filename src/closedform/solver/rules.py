@@ -81,6 +81,14 @@ def majorise(
     return solution
 
 
+def moved(W: Tensor, update: Tensor) -> Tensor:
+    """`W + update`, in the memory of `update`, of which nobody else knows, where nothing is differentiated: with a vocabulary
+    as outputs every copy counts."""
+    if torch.compiler.is_compiling() or W.requires_grad or update.requires_grad or W.shape != update.shape:
+        return W + update
+    return update.add_(W)
+
+
 def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solution:
     """Minimise the loss plus `lam |dW|^2`, for the squared losses exactly."""
     if isinstance(system, ClassRows):
@@ -170,7 +178,7 @@ class Penalised(Rule):
         value = _value(lam, memory, system, step, self._name, positive=self._name == "lambda")
         update, ok = fit(batch, old, system, value)
         ok = _positive(ok, lam, value)
-        new = update if old is None else old + update
+        new = update if old is None else moved(old, update)
         return Step(new if isinstance(mix, float) and mix == 1 else (1 - mix) * W + mix * new, {}, ok)
 
 
@@ -296,7 +304,7 @@ class Kalman(Rule):
             solution = majorise(batch, W, system, state.solve, solution, batch.inner_steps - 1)
         new = {form: state.matrix, "prior": prior, "noise": noise}
         reset = {form: filters.restarted(form, memory[form], memory["prior"], system)}
-        return Step(W + solution.update, new, solution.ok & (prior > 0).all(-1), reset)
+        return Step(moved(W, solution.update), new, solution.ok & (prior > 0).all(-1), reset)
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
         """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (..., n, D)`."""
