@@ -30,7 +30,7 @@ def test_a_layer_that_nobody_solves_says_so_once():
     with torch.no_grad():
         layer(net(x))
     layer(torch.randn(3, 6, dtype=torch.float64))  # no gradient goes through it
-    with pytest.warns(UserWarning, match=r"never solved nor given targets.*head.solve"):
+    with pytest.warns(UserWarning, match=r"nobody has solved it or given it targets.*head.solve"):
         layer(net(x))
     layer(net(x))
 

@@ -220,7 +220,7 @@ class ClosedFormLinear(StoredLinear):
         except ValueError as bad:
             if not str(bad).startswith("phi has NaN") or not route.may_branch(self.attempts) or int(self.attempts) == 0:
                 raise
-            raise ValueError(f"{bad}; {self._solves()}, so the run has diverged: {_REMEDIES}") from None
+            raise ValueError(f"{bad}. The run has diverged ({self._solves()} so far): {_REMEDIES}") from None
         return phi.detach(), y, weight
 
     def _batch(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
@@ -275,8 +275,8 @@ class ClosedFormLinear(StoredLinear):
         if self.training and phi.requires_grad and torch.is_grad_enabled():
             self._targets_seen = True  # said once
             warnings.warn(
-                f"this {type(self).__name__} trains, but was never solved nor given targets, so it stays as it was made: "
-                "call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
+                f"this {type(self).__name__} is in training, but nobody has solved it or given it targets, so it never "
+                "changes: call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
                 stacklevel=3,
             )
 

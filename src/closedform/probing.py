@@ -87,8 +87,8 @@ def probe(
     order = grid.argsort()
     if len(grid) > 2 and best in (int(order[0]), int(order[-1])):
         warnings.warn(
-            f"the best beta, {beta:.3g}, is the {'smallest' if best == int(order[0]) else 'largest'} of the grid; give "
-            "probe betas= that reach further",
+            f"the best beta, {beta:.3g}, is the {'smallest' if best == int(order[0]) else 'largest'} of the grid: "
+            "try betas= that reach further",
             stacklevel=2,
         )
     head.rule = rules.Ridge(beta)

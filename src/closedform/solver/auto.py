@@ -63,8 +63,8 @@ class Auto(Rule):
     def __post_init__(self) -> None:
         if not len(self.forget) == len(self.hold) == len(self.ratios) > 0:
             raise ValueError(
-                "forget, hold and ratios have one value a memory, "
-                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)} of them"
+                "forget, hold and ratios need one value for each memory, "
+                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)}"
             )
         for gamma in self.forget:
             lambdas.check_forget(gamma)

@@ -82,8 +82,7 @@ def majorise(
 
 
 def moved(W: Tensor, update: Tensor) -> Tensor:
-    """`W + update`, in the memory of `update`, of which nobody else knows, where nothing is differentiated: with a vocabulary
-    as outputs every copy counts."""
+    """`W + update`, in the memory of `update` where nothing is differentiated: of many outputs every copy counts."""
     if torch.compiler.is_compiling() or W.requires_grad or update.requires_grad or W.shape != update.shape:
         return W + update
     return update.add_(W)

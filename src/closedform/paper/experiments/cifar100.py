@@ -52,7 +52,7 @@ def name(config: dict[str, Any]) -> str:
     words = f"{config['optimizer']}, batch size {config['batch_size']}, {config['method']}, rate {config['lr']:g}"
     words += "".join(f", {key} {config[key]:g}" for key in SETTINGS[1:] if config[key] is not None)
     words += "".join(f", {key} {config[key]}" for key in DESIGN if config[key] != USUAL[key])
-    return f"{words}, {config['epochs']} epochs, seed {config['seed']}"
+    return f"{words}, {config['epochs']} epoch{'s' * (config['epochs'] > 1)}, seed {config['seed']}"
 
 
 # ---- One run -------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def name(config: dict[str, Any]) -> str:
     """A configuration in a few words."""
     words = f"{config['method']}, batch size {config['batch_size']}, rate {config['lr']:g}"
     words += "".join(f", {key} {config[key]:g}" for key in SETTINGS if config[key] is not None)
-    return f"{words}, {config['epochs']} epochs, seed {config['seed']}"
+    return f"{words}, {config['epochs']} epoch{'s' * (config['epochs'] > 1)}, seed {config['seed']}"
 
 
 # ---- One run -------------------------------------------------------------------------------------
