@@ -217,7 +217,7 @@ class Estimator(Settings, ABC):
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, preparation: Preparation | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        used = None if sample_weight is None else np.atleast_1d(as_numpy(sample_weight)) != 0
+        used = None if sample_weight is None else np.asarray(as_numpy(sample_weight)) != 0
         X, y = frames.validated(self, X, y, reset=reset, preparation=preparation, used=used)
         Y = self._encoded(y, reset=reset)
         if sample_weight is None:

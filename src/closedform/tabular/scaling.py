@@ -1,4 +1,4 @@
-"""Numbers of a table as networks want them: about zero, of about one unit, and never far out."""
+"""Numbers of a table as networks want them: about zero, of about one unit, and not far out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from ..arrays import moments
 from ..solver.path import RidgePath
 
-FAR = 3.0  # no scaled number is farther from zero than this
+FAR = 3.0  # from here on a scaled number grows as its logarithm does
 MOST_WAVES = 16  # cosines of one column
 ALL_WAVES = 640  # of all columns together, which bounds the time of a step
 LEAST_WAVES = 4
@@ -45,14 +45,14 @@ def centre_and_scale(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def scaled(X: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """`v / sqrt(1 + (v / FAR)^2)` of `v = (X - centre) / scale`: nearly `v` where that is small, and within `FAR` of zero.
+    """`FAR asinh(v / FAR)` of `v = (X - centre) / scale`: nearly `v` where that is small, and far out its logarithm.
 
-    >>> scaled(np.array([[2.0], [3.0], [1e300]]), np.array([2.0]), np.array([1.0])).round(2).ravel().tolist()
-    [0.0, 0.95, 3.0]
+    >>> scaled(np.array([[2.0], [3.0], [1e3], [1e6]]), np.array([2.0]), np.array([1.0])).round(1).ravel().tolist()
+    [0.0, 1.0, 19.5, 40.2]
     """
     with np.errstate(over="ignore"):
         v = np.clip((X / scale - centre / scale) / FAR, -1e100, 1e100)
-    return FAR * v / np.sqrt(1 + v * v)
+    return FAR * np.arcsinh(v)
 
 
 def straight(X: np.ndarray, Y: np.ndarray, weight: np.ndarray, drawn_in: np.ndarray) -> np.ndarray:
