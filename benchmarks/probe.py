@@ -2,8 +2,8 @@
 
     python benchmarks/probe.py
 
-Each time, of one thread, is the median of `--repeats` runs after one that does not count; both ways take turns. `RidgeCV` of scikit-learn,
-which gives the same layer, is run once on a small case.
+Each time, of one thread, is the median of `--repeats` runs after one that does not count; both ways take turns. `RidgeCV`
+of scikit-learn, which gives the same layer, is run once on a small case.
 """
 
 from __future__ import annotations
