@@ -56,7 +56,7 @@ def test_a_layer_that_was_shown_targets_says_nothing(way):
 
 def test_the_field_layer_says_it_too():
     layer, phi = cf.ClosedFormConv1x1(6, 2), torch.randn(1, 6, 3, 3, requires_grad=True)
-    with pytest.warns(UserWarning, match="ClosedFormConv1x1 trains"):
+    with pytest.warns(UserWarning, match="ClosedFormConv1x1 is in training"):
         layer(phi)
 
 
@@ -96,7 +96,7 @@ def test_features_that_blew_up_say_what_to_try():
     with pytest.raises(ValueError, match=r"row 0 of 4\)$"):
         layer.solve(broken, y)  # nothing has run yet: the input is at fault
     layer.solve(phi, y)
-    with pytest.raises(ValueError, match=r"NaN.*0 of 1 solves.*diverged.*learning rate"):
+    with pytest.raises(ValueError, match=r"NaN.*diverged.*0 of 1 solves.*learning rate"):
         layer.solve(broken, y)
 
 
