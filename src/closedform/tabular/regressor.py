@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import check_is_fitted
 
+from .. import callers
 from . import conformal
 from .base import Estimator
 
@@ -77,10 +77,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
         y = np.asarray(y)
         if y.ndim == 2 and y.shape[1] == 1:
-            warnings.warn(
-                "A column-vector y was passed when a 1d array was expected; y.ravel() would fit.",
-                DataConversionWarning,
-                stacklevel=2,
+            callers.warn(
+                "A column-vector y was passed when a 1d array was expected; y.ravel() would fit.", DataConversionWarning
             )
             y = y.ravel()
         try:
