@@ -13,6 +13,7 @@ from closedform.iv import DFIV, Data, Rules, Split, evaluation, linear, reestima
 from closedform.iv.algorithm import ones, products
 from closedform.solver import lambdas
 from closedform.solver import reference as cf_reference
+from closedform.stack.loop import Checkpoint
 from closedform.stack.networks import mlp
 
 from .helpers import relative
@@ -272,20 +273,23 @@ def test_the_layers_of_training_predict_what_the_model_does(covariates):
     assert relative(evaluation.outcome_losses(model, layers, data), (expected - data.y).square()[:, 0]) < 1e-12
 
 
-def test_training_can_be_stopped_and_goes_on_to_the_same_bits():
+@pytest.mark.parametrize("rules", [RULES["proximal"], Rules(cf.Kalman(0.9), cf.Proximal(0.1), cf.Kalman(0.9))])
+def test_training_can_be_stopped_and_goes_on_to_the_same_bits(rules, tmp_path):
     data, split = problem(64), Split.halves(64)
     options = {"iterations": 6, "batch_size": 8, "lr": 0.01, "seed": 3}
-    whole, stopped = models(RULES["proximal"], True)
-    kept = {}
+    whole, stopped = (models(rules, True)[0] for _ in range(2))
 
-    def keep(t):
-        if t == 4:
-            kept.update(copy.deepcopy(stopped.state()))
+    def stop(t):
+        if t == 5:
+            raise RuntimeError("stopped")
 
-    train(stopped, data, split, **options, after=keep)
-    fresh, _ = models(RULES["proximal"], True, seed=5)
-    fresh.restore(kept)
-    train(fresh, data, split, **options, start=4)
+    checkpoint = Checkpoint(tmp_path / "a", every_s=0)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(stopped, data, split, **options, after=stop, checkpoint=checkpoint)
+    fresh, _ = models(rules, True, seed=5)
+    taken = []
+    train(fresh, data, split, **options, after=taken.append, checkpoint=checkpoint)
+    assert 1 < taken[0] <= 5
     train(whole, data, split, **options)
     assert torch.equal(fresh.first.W, whole.first.W)
     assert torch.equal(fresh.second.W, whole.second.W)

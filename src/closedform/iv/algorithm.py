@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..solver.batch import Batch
 from ..solver.rules import Kalman, Proximal, Ridge, Rule
 from ..stack.heads import Heads
+from ..stack.states import optimizer_state, prefixed, restore_optimizer, take_back, under
 
 First = tuple[Tensor, Tensor]  # x, z
 Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o
@@ -230,22 +231,27 @@ class DFIV:
     def _trained(self) -> list[torch.optim.Optimizer]:
         return [optimizer for optimizer in self.optimizers if optimizer is not None]
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as nested dicts of tensors and numbers."""
-        return {
-            "networks": [net.state_dict() for net in self.modules()],
-            "layers": [{"W": heads.W, **heads.state()} for heads in (self.first, self.second)],
-            "optimizers": [optimizer.state_dict() for optimizer in self._trained()],
-        }
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, as tensors."""
+        state = {}
+        for k, net in enumerate(self.modules()):
+            state |= prefixed(f"network{k}", net.state_dict())
+        for k, optimizer in enumerate(self._trained()):
+            state |= prefixed(f"optimizer{k}", optimizer_state(optimizer))
+        return state | self._layers()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        for net, saved in zip(self.modules(), state["networks"]):
-            net.load_state_dict(saved)
-        for heads, saved in zip((self.first, self.second), state["layers"]):
-            for name, tensor in {"W": heads.W, **heads.state()}.items():
-                tensor.copy_(saved[name])
-        for optimizer, saved in zip(self._trained(), state["optimizers"]):
-            optimizer.load_state_dict(saved)
+    def restore(self, state: dict[str, Tensor]) -> None:
+        take_back(self._layers(), {name: state[name] for name in self._layers()})
+        for k, net in enumerate(self.modules()):
+            net.load_state_dict(under(state, f"network{k}"))
+        for k, optimizer in enumerate(self._trained()):
+            restore_optimizer(optimizer, under(state, f"optimizer{k}"))
+        self.first.restored()
+        self.second.restored()
+
+    def _layers(self) -> dict[str, Tensor]:
+        layers = {"first": self.first, "second": self.second}
+        return {f"{k}.{name}": x for k, heads in layers.items() for name, x in {"W": heads.W, **heads.state()}.items()}
 
 
 def _check_given(o: Tensor | None) -> None:

@@ -14,12 +14,13 @@ from ..arrays import moments, one_thread
 from ..parameters import are_sizes, is_count, is_positive
 from ..solver.lambdas import relative
 from ..solver.rules import Kalman, Proximal, Rule
+from ..stack import loop
 from . import two_stages
 from .algorithm import DFIV, Rules
 from .effects import check_level
 from .evaluation import outputs
 from .fqe import FittedQ
-from .loop import Data, Split, batches, iterate, train
+from .loop import Data, Iterations, Split, batches, train
 from .policy_features import ActionFeatures, Difference
 from .transitions import Actions, Transitions, checked, states_of, warn_of_never_taken
 
@@ -206,7 +207,7 @@ class PolicyEvaluator:
             rows = next(drawn)
             return lambda: fitted.step(data.X[rows], data.y[rows])
 
-        iterate(fitted.set_lr, draw, iterations=self.max_iter, lr=self.learning_rate)
+        loop.train(Iterations(fitted, draw, self.max_iter, self.learning_rate))
         return fitted.head.W[0]
 
     def _solve(

@@ -28,8 +28,9 @@ from ..solver.rules import Kalman, Penalised, check_side_by_side, side_by_side
 from ..solver.systems import least_squares
 from ..stack import optimizers
 from ..stack.heads import Heads
-from ..stack.models import WARM, _products, take_back
+from ..stack.models import WARM, _products
 from ..stack.networks import Parameters, Perceptron
+from ..stack.states import take_back
 from . import DFIV, Data, Rules, Split, evaluation
 from .loop import batches
 from .networks import Pool
@@ -317,7 +318,8 @@ class IVStack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        self.t = take_back(self.state(), state)
+        take_back(self.state(), state)
+        self.t = int(state["t"])
         self._draw()
 
     @torch.no_grad()

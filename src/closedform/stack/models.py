@@ -33,6 +33,7 @@ from ..state import INITS
 from . import optimizers
 from .heads import Heads
 from .networks import Parameters, network
+from .states import take_back
 
 WARM = 3  # eager steps before a capture, which CUDA libraries use to set themselves up
 
@@ -336,7 +337,8 @@ class Stack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        self.t = take_back(self.state(), state)
+        take_back(self.state(), state)
+        self.t = int(state["t"])
         self._t.fill_(self.t)
         for heads in self._groups.values():
             heads.restored()
@@ -369,18 +371,6 @@ class Stack:
                 tensor.copy_(rows(name, state[name]) if state[name].ndim else state[name])
         for heads in self._groups.values():
             heads.restored()
-
-
-@torch.no_grad()
-def take_back(own: dict[str, Tensor], state: dict[str, Tensor]) -> int:
-    """Copy a state into the tensors of a stack, and return its step; a state of another stack changes nothing."""
-    wrong = set(own) ^ set(state) or {name for name in own if own[name].shape != state[name].shape}
-    if wrong:
-        raise ValueError(f"this state is of another stack: {', '.join(sorted(wrong)[:3])} do not agree")
-    for name, tensor in own.items():
-        if name != "t":
-            tensor.copy_(state[name])
-    return int(state["t"])
 
 
 class _products:  # noqa: N801 - reads as a function at the call site

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...arrays import moments, one_thread
-from ...iv.loop import batches, iterate
+from ...iv.loop import Iterations, batches
 from ...iv.policy_features import ActionFeatures, Difference, parts
 from ...iv.two_stages import Sums, solve
+from ...stack import loop
 from ..data.policy import ACTIONS, Log
 
 RIDGE = 1e-6  # of random features, a row
@@ -78,7 +79,7 @@ def learned(
             at = next(drawn)
             return lambda: model.step(rows.X[at], rows.r[at])
 
-        iterate(model.set_lr, draw, iterations=steps, lr=1e-3)
+        loop.train(Iterations(model, draw, steps, lr=1e-3))
         with torch.no_grad():
             return float(model.net(rows.starts).mean())
 

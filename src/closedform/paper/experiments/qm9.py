@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import __version__
-from ...stack import loop
+from ...stack import measuring
 from ...stack.models import Stack
 from ...stack.networks import mlp
 from ..data import qm9
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
-from ..sweeps import grid
 from . import stacks
 from .qm9_models import ABLATED, INITS, SETTINGS, QM9Model, models
 
@@ -116,10 +114,10 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.EvaluationSet]:
+def _data(seeds: range, limit: int | None, source: str) -> dict[str, measuring.EvaluationSet]:
     splits = [qm9.load(seed, limit, source=source) for seed in seeds]  # pyright: ignore[reportArgumentType]
     return {
-        part: loop.EvaluationSet(
+        part: measuring.EvaluationSet(
             torch.stack([getattr(split, f"x_{part}") for split in splits]),
             torch.stack([getattr(split, f"y_{part}") for split in splits]),
         )
@@ -156,8 +154,7 @@ def train(
     stack.feed(*data["train"])
     measured = {part: data[part] for part in ("validation", "test")}
     checkpoint = None if folder is None else stacks.checkpoint(folder, config)
-    name = grid.digest(config, __version__)
-    history = loop.train(stack, loop.on(measured), checkpoint=checkpoint, name=name, progress=progress)
+    history = measuring.train(stack, measuring.on(measured), checkpoint=checkpoint, progress=progress)
     return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
 

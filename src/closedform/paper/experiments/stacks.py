@@ -19,7 +19,8 @@ import torch
 from ... import __version__
 from ...files import claimed
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
-from ...stack import loop
+from ...stack import measuring
+from ...stack.loop import Checkpoint
 from ...stack.models import Candidate
 from ..report.spec import Experiment
 from ..sweeps import grid, results
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Config = dict[str, Any]
+EVERY_S = 120.0  # between checkpoints: nearly a gigabyte at full size
 INIT = {"sgd": "zeros", "adam": "lecun"}  # the paper's initial last layers
 
 
@@ -111,12 +113,14 @@ def finished(configs: Iterable[Config], out: Path) -> list[Config]:
     return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
 
 
-def checkpoint(folder: Path, config: Config) -> Path:
-    return folder / f"{grid.digest(config)}.checkpoint"
+def checkpoint(folder: Path, config: Config) -> Checkpoint:
+    """Where a stack's training is kept in between."""
+    path = folder / f"{grid.digest(config)}.checkpoint"
+    return Checkpoint(path, grid.digest(config, __version__), every_s=EVERY_S)
 
 
 def tidy(
-    history: loop.History, models: Sequence[Any], seeds: range, settings: Sequence[str], device: str
+    history: measuring.History, models: Sequence[Any], seeds: range, settings: Sequence[str], device: str
 ) -> pd.DataFrame:
     """A row for every model and mark."""
     import pandas as pd
@@ -169,7 +173,7 @@ def run(
         return train(config, folder=parts, device=device, progress=step)
 
     def ended(count: int, total: int, config: Config) -> None:
-        checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe
+        checkpoint(parts, config).path.unlink(missing_ok=True)  # its result is safe
         if done is not None:
             done(count, total, config)
 
