@@ -21,7 +21,7 @@ from closedform.paper.data import burgers
 from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
 from closedform.paper.report import panels, spec, summary
 from closedform.paper.report.thin import thin
-from closedform.paper.sweeps import results
+from closedform.paper.sweeps import grid, results
 from closedform.stack import measuring
 
 from .scripts import ROOT, load
@@ -101,7 +101,7 @@ def test_data_are_fields_of_every_seed():
 def test_a_table_is_that_of_its_models(tmp_path):
     (config,) = jobs()
     table = fno.train(config, folder=tmp_path, device="cpu")
-    arrays = np.load(tmp_path / f"{fno.grid.digest(config)}.{fno_samples.FILE}")
+    arrays = np.load(tmp_path / f"{grid.digest(config)}.{fno_samples.FILE}")
     last = table[table["step"] == table["step"].max()]
     for method in ("l2", "ridge", "proximal", "kalman"):
         assert arrays[f"predicted-{method}"].shape == (3, 512)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...stack import measuring
-from ...stack.models import Stack
 from ..data import burgers
 from ..models.fno import FNO1d
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
@@ -187,25 +186,17 @@ def train(
     seeds = stacks.seeds(config)
     data = _of(config, device)
     chosen = _models(config)
-    stack = Stack(
+    stack, history = stacks.train_stack(
+        config,
         [backbone(seed, config["width"], config["modes"]) for seed in seeds],
-        [model.candidate() for model in chosen],
-        1,
-        batch_size=config["batch_size"],
-        total=data["train"].X.shape[1] // config["batch_size"] * config["epochs"],
-        seeds=seeds,
-        optimizer=config["optimizer"],
-        tf32=config["tf32"],
+        chosen,
+        data,
         device=device,
-    )
-    stack.feed(*data["train"])
-    history = measuring.train(
-        stack,
-        measuring.on({part: data[part] for part in ("validation", "test")}),
-        at=measuring.marks(stack.total, MARKS),
+        at=lambda total: measuring.marks(total, MARKS),
         at_end=measuring.on({"fine": data["fine"]}),
         checkpoint=stacks.checkpoint(folder, config),
         progress=progress,
+        tf32=config["tf32"],
     )
     if seeds[0] == 0 and config["size"] != "wider":  # which has only some of the methods
         fno_samples.save(folder, config, stack, history, chosen, data["fine"])

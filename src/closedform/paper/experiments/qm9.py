@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...stack import measuring
-from ...stack.models import Stack
 from ...stack.networks import mlp
 from ..data import qm9
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
@@ -136,25 +135,19 @@ def train(
     seeds = stacks.seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
-    steps = data["train"].X.shape[1] // config["batch_size"] * config["epochs"]
-    stack = Stack(
+    _, history = stacks.train_stack(
+        config,
         [mlp(WIDTHS, generator=torch.Generator().manual_seed(seed)) for seed in seeds],
-        [model.candidate() for model in chosen],
-        data["train"].Y.shape[2],
-        batch_size=config["batch_size"],
-        total=steps,
-        seeds=seeds,
-        optimizer=config["optimizer"],
+        chosen,
+        data,
+        device=device,
+        checkpoint=None if folder is None else stacks.checkpoint(folder, config),
+        progress=progress,
         algorithm=config["algorithm"],
         bias=config["bias"],
         reduction="sum",
         tf32=True,
-        device=device,
     )
-    stack.feed(*data["train"])
-    measured = {part: data[part] for part in ("validation", "test")}
-    checkpoint = None if folder is None else stacks.checkpoint(folder, config)
-    history = measuring.train(stack, measuring.on(measured), checkpoint=checkpoint, progress=progress)
     return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
 
