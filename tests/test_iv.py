@@ -85,8 +85,8 @@ def test_fast_is_the_reference(method, covariates, n, fresh, seed):
     ours, theirs = models(RULES[method], covariates, seed)
     state = reference.State(theirs.first.W.clone(), theirs.second.W.clone())
     joint = [*theirs.psi.parameters(), *(theirs.xi.parameters() if covariates else [])]
-    step_Z = reference.Step(list(theirs.phi.parameters()), theirs.optimizers[0])
-    step_X = reference.Step(joint, theirs.optimizers[1])
+    step_Z = reference.GradientStep(list(theirs.phi.parameters()), theirs.optimizers[0])
+    step_X = reference.GradientStep(joint, theirs.optimizers[1])
     for t in range(3):
         data = problem(2 * n, seed=100 * seed + t, covariates=covariates)
         first = [(data.X[:n], data.Z[:n])]

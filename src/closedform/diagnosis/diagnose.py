@@ -156,7 +156,7 @@ def diagnose(
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    sums, trials, count = measures.Sums(head), measures.Trials(head, batch_size), 0
+    sums, trials, count = measures.MeasureSums(head), measures.Trials(head, batch_size), 0
     with measures.same_random_numbers(model, head), features_of(model, head) as features:
         for batch in islice(loader, batches):
             phi, y, weight = measures.read(batch, features, head)
@@ -177,7 +177,7 @@ def diagnose_batch(head: nn.Linear, phi: Tensor, y: Tensor) -> Diagnosis:
     trials = measures.Trials(head, None)
     trials.add(phi, y, None)
     if len(phi) > head.in_features:
-        sums = measures.Sums(head)
+        sums = measures.MeasureSums(head)
         sums.add(phi, y, None)
         return _diagnosis(head, measures.by_moments(sums, trials.done), len(phi))
     return _diagnosis(head, measures.by_rows(head, phi, y, trials.done), len(phi))

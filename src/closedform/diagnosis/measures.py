@@ -48,7 +48,7 @@ def same_random_numbers(backbone: nn.Module, head: nn.Linear) -> Iterator[None]:
         yield
 
 
-class Sums:
+class MeasureSums:
     """Moments of all batches, of features extended by a one whether or not the head has a bias.
 
     With a bias they are about the first batch's means, of features and targets: sums of squares of numbers far from zero
@@ -134,7 +134,7 @@ def _try(head: ClosedFormLinear, phi: Tensor, y: Tensor, weight: Tensor | None) 
 
 @dataclass(frozen=True)
 class Measured:
-    """Sums over all the data that the solves were tried on."""
+    """MeasureSums over all the data that the solves were tried on."""
 
     rows: int
     weight: float
@@ -157,7 +157,7 @@ def _matrix(head: nn.Linear) -> Tensor:
     return W.detach().to(route.precision(W.device))
 
 
-def by_moments(sums: Sums, trials: list[Trial]) -> Measured:
+def by_moments(sums: MeasureSums, trials: list[Trial]) -> Measured:
     head, m = sums.head, sums.statistics.moments
     n, d, bias = float(m.n), head.in_features, head.bias is not None
     D = d + int(bias)

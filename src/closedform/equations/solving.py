@@ -25,7 +25,7 @@ from ..stack.states import optimizer_state, prefixed, restore_optimizer, under
 from . import system
 from .fitting import Fit, fit_layer
 from .layer import chosen, compressed, solved
-from .problem import Batch, Problem
+from .problem import PointBatch, Problem
 from .progress import Progress, shown
 from .solution import Solution
 
@@ -101,7 +101,7 @@ class Known(NamedTuple):
     weights: Tensor
 
     @torch.no_grad()
-    def at(self, problem: Problem, batches: list[Batch]) -> system.Around:
+    def at(self, problem: Problem, batches: list[PointBatch]) -> system.Around:
         return system.functions(problem, system.fields(problem, self.backbone, batches), batches, self.weights)
 
 
@@ -165,14 +165,14 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
-def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[Batch]:
+def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[PointBatch]:
     """Points where the backbone is. They are drawn on the CPU: so they are the same on every machine."""
     device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
     return [batch.to(device) for batch in problem.draw(n, generator)]
 
 
 def _start(
-    problem: Problem, batches: list[Batch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
+    problem: Problem, batches: list[PointBatch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
 ) -> system.Around | None:
     """Where Newton's method starts from."""
     if problem.linear or (known is None and guess is None):
@@ -187,7 +187,7 @@ def _step(
     problem: Problem,
     backbone: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: list[Batch],
+    batches: list[PointBatch],
     known: Known | None,
     guess: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Known | None, float]:

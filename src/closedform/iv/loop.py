@@ -121,23 +121,23 @@ def train(
     return model
 
 
-class Steppable(Protocol):
+class HasRate(Protocol):
     """What `Iterations` asks of a model."""
 
     def set_lr(self, lr: float) -> None: ...
 
 
-Model = TypeVar("Model", bound=Steppable)
+Learner = TypeVar("Learner", bound=HasRate)
 
 
-class Iterations(Trainable, Generic[Model]):
+class Iterations(Trainable, Generic[Learner]):
     """A training by iterations, each on the next batches, at a rate that falls along half a cosine where `decay`.
 
     draw: takes the next batches, and returns the step on them.
     """
 
     def __init__(
-        self, model: Model, draw: Callable[[], Callable[[], None]], iterations: int, lr: float, decay: bool = True
+        self, model: Learner, draw: Callable[[], Callable[[], None]], iterations: int, lr: float, decay: bool = True
     ):
         self.model, self.draw, self.total, self.lr, self.decay = model, draw, iterations, lr, decay
         self.device, self.t = torch.device("cpu"), 0

@@ -228,7 +228,7 @@ class PolicyEvaluator:
         size = phi.square().mean(0).sqrt()
         size = torch.where(size > 0, size, 1.0)
         group, groups = self._groups(data)
-        self._sums = two_stages.Sums.of(phi / size, psi / size, r, group, groups)
+        self._sums = two_stages.StageSums.of(phi / size, psi / size, r, group, groups)
         self._beta = torch.full((len(size),), SECOND, dtype=torch.float64)
         self._beta[0] = LEVEL
         self._size, self.features_ = size, features

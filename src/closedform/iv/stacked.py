@@ -294,9 +294,9 @@ class IVStack:
         mean_z, scale_z = _moments(phi)
         W, b = _ridge((phi - mean_z) / scale_z, (psi - mean) / scale, self.beta_1)
         del psi, phi
-        found = W @ ((self._features(self.phi, self._Z[two]) - mean_z) / scale_z) + b
-        y = self._y[two].double().T[None].expand(len(found), -1, -1)
-        w, c = _ridge(found, y, self.beta_2)
+        predicted = W @ ((self._features(self.phi, self._Z[two]) - mean_z) / scale_z) + b
+        y = self._y[two].double().T[None].expand(len(predicted), -1, -1)
+        w, c = _ridge(predicted, y, self.beta_2)
         return lambda psi: (w @ ((psi - mean) / scale) + c)[:, 0]
 
     def average_loss(self, steps: int) -> Tensor:
