@@ -76,10 +76,10 @@ def _dual(rows: ClassRows, lam: float | Tensor, L: Tensor) -> Tensor:
 def _svd(rows: ClassRows, lam: float | Tensor) -> Solved:
     """With `X = U diag(s) V^T` and `dw = V q / s`: `(I + lam / s^2 + (k - 1) U_c^T U_c) q = U^T (Z E)_c`."""
     U, s, Vh = torch.linalg.svd(rows.X, full_matrices=False)
-    noise = s[0] * max(rows.X.shape) * torch.finfo(s.dtype).eps
-    root = torch.where(s > noise, s / (s * s + lam).sqrt(), torch.zeros_like(s))  # 1 / sqrt(1 + lam / s^2)
+    sound = s > linalg.noise(s[0], max(rows.X.shape))
+    root = torch.where(sound, s / (s * s + lam).sqrt(), torch.zeros_like(s))  # 1 / sqrt(1 + lam / s^2)
     Q = root[:, None] * per_class(U * root, root[:, None] * (U.T @ rows.weighted), rows.label, rows.k - 1)
-    update = torch.where(s > noise, 1 / s, torch.zeros_like(s))[:, None] * Q
+    update = torch.where(sound, 1 / s, torch.zeros_like(s))[:, None] * Q
     return Solved(update.T @ Vh, torch.ones((), dtype=torch.bool, device=s.device))
 
 

@@ -157,6 +157,12 @@ def rounding(size: int, dtype: torch.dtype) -> float:
     return 4 * size * torch.finfo(dtype).eps
 
 
+def noise(largest: Tensor, size: int) -> Tensor:
+    """The rounding error of the singular values or eigenvalues of a matrix whose longer side is `size`, of which this is the
+    largest: smaller ones mean nothing."""
+    return largest * size * torch.finfo(largest.dtype).eps
+
+
 def shift_(K: Tensor, lam: float | Tensor) -> Tensor:
     """`K + lam I` in place, whose lower triangle alone need be defined. Where lambda is below the rounding error of K's
     diagonal it is raised to that error, or no factor would exist."""
@@ -196,10 +202,10 @@ def by_singular_values(X: Tensor) -> Callable[[float | Tensor], Factor]:
     any number of lambdas. Those below rounding error are noise, and what they multiply is left alone. On a device this
     waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
+    least = noise(S[..., :1], max(X.shape[-2:]))
 
     def penalised(lam: float | Tensor) -> Factor:
-        inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
+        inverse = torch.where(S > least, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
         return lambda other: Solved((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
 
     return penalised
@@ -217,8 +223,7 @@ def _eigen(moments: Moments, lam: float | Tensor) -> Factor:
         inner = _eigen(moments.scaled(scale), 1.0)
         return lambda other: Solved(inner(other.scaled(scale)).update * scale, _yes(scale))
     w, V = torch.linalg.eigh(moments.G)
-    noise = w[-1] * len(w) * torch.finfo(w.dtype).eps
-    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w)).unsqueeze(-1)
+    inverse = torch.where(w > noise(w[-1], len(w)), 1 / (w.clamp(min=0) + lam), torch.zeros_like(w)).unsqueeze(-1)
     return lambda other: Solved((V @ (inverse * (V.mT @ other.C))).mT, _yes(w))
 
 

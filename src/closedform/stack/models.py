@@ -28,6 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..solver.lambdas import half_cosine
 from ..solver.rules import Kalman, Rule, check_side_by_side, side_by_side
 from ..state import INITS
 from . import optimizers
@@ -117,8 +118,7 @@ class Stack:
         self.head = head.to(self.device)
         self.t, self._N = 0, 0
         self._t = torch.zeros((), dtype=torch.int64, device=self.device)
-        angles = torch.arange(total + 1, dtype=torch.float64) / total * torch.pi
-        self._cosine = (0.5 * (1 + angles.cos())).to(self.device)
+        self._cosine = half_cosine(torch.arange(total + 1, dtype=torch.float64) / total).to(self.device)
         self.train_loss = torch.zeros(S, K, dtype=torch.float64, device=self.device)
         self._arrange(list(candidates))
 
