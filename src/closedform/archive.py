@@ -42,7 +42,7 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Pat
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    table: dict[str, Any] = {_METADATA: {HEADER: sealed(text, plain)}}
+    table: dict[str, Any] = {_METADATA: {HEADER: sealed(text, plain)}} | dict.fromkeys(plain)
     end = 0
     order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))  # so that each begins at a multiple
     for name in order:
@@ -61,7 +61,7 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Pat
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors that `write` wrote; a ValueError in one sentence where the file is not such a one."""
+    """The header and the tensors that `write` wrote, in that order; a ValueError in one sentence where the file is not such a one."""
     path = Path(path)
     data = bytearray(path.read_bytes())
     try:
@@ -106,7 +106,7 @@ def _opened(data: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
         tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.clone().view(dtype).reshape(shape)
     if at != len(data):
         raise ValueError(f"the tensors end at byte {at} of {len(data)}")
-    return metadata, tensors
+    return metadata, {name: tensors[name] for name in table}
 
 
 def sealed(text: str, tensors: dict[str, Tensor]) -> str:
