@@ -23,6 +23,7 @@ from closedform.paper.report import panels, spec, summary
 from closedform.paper.report.thin import thin
 from closedform.paper.sweeps import grid, results
 from closedform.stack import measuring
+from closedform.stack.models import Stack
 
 from .scripts import ROOT, load
 
@@ -190,7 +191,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 def test_errors_at_the_end_alone(tmp_path):
     (config,) = jobs()
     data = fno._of(config, "cpu")
-    stack = fno.Stack(
+    stack = Stack(
         [fno.backbone(0, 6, 3)], [m.candidate() for m in fno.models("sgd", "quick")], 1, batch_size=4, total=9
     )
     stack.feed(*data["train"])

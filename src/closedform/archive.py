@@ -61,7 +61,7 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Pat
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors that `write` wrote, in that order; a ValueError in one sentence where the file is not such a one."""
+    """The header and the tensors that `write` wrote, in their order; a ValueError in one sentence for any other file."""
     path = Path(path)
     data = bytearray(path.read_bytes())
     try:
