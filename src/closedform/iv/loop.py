@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..stack import loop
 from ..stack.loop import Checkpoint, Trainable
+from ..stack.modules import stackable
 from ..stack.optimizers import cosine
 from .algorithm import DFIV
 
@@ -110,15 +111,36 @@ def train(
     after: called with the number of iterations taken.
     checkpoint: see `stack.loop`; a run that was stopped ends with the same bits.
     """
-    if iterations < 1 or batch_size < 1:
-        raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
-    last = max(int(split.first.max()), int(split.second.max()))
-    if last >= len(data.y):
-        raise ValueError(f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these")
-    training = TwoStages(model, data, split, iterations, batch_size, lr, fresh=fresh, decay=decay, seed=seed)
+    training = TwoStages(model, data, [split], iterations, batch_size, lr, fresh=fresh, decay=decay, seeds=[seed])
     training.after = after
     loop.train(training, checkpoint=checkpoint)
     return model
+
+
+def train_side_by_side(
+    models: Sequence[DFIV],
+    data: Data,
+    splits: Sequence[Split],
+    *,
+    seeds: Sequence[int],
+    iterations: int,
+    batch_size: int,
+    lr: float,
+    fresh: bool = False,
+    after: Callable[[int], object] | None = None,
+) -> None:
+    """`train` of several models of one shape, each with a split and a seed of its own, as one: equal to rounding."""
+    stack = DFIV.beside(models)
+    training = TwoStages(stack, data, splits, iterations, batch_size, lr, fresh=fresh, decay=True, seeds=seeds)
+    training.after = after
+    loop.train(training)
+    stack.take_out(models)
+
+
+def can_stand_side_by_side(models: Sequence[DFIV], splits: Sequence[Split], batch_size: int) -> bool:
+    """Whether networks and batches allow it."""
+    sizes = {(min(batch_size, len(split.first)), min(batch_size, len(split.second))) for split in splits}
+    return len(sizes) == 1 and all(stackable(net) for model in models for net in model.modules())
 
 
 class HasRate(Protocol):
@@ -154,34 +176,42 @@ class Iterations(Trainable, Generic[Learner]):
 
 
 class TwoStages(Iterations[DFIV]):
-    """Those of Algorithm 3, with a batch of each stage."""
+    """Those of Algorithm 3, with a batch of each stage; of models side by side each has a split and a seed of its own."""
 
     def __init__(
         self,
         model: DFIV,
         data: Data,
-        split: Split,
+        splits: Sequence[Split],
         iterations: int,
         batch_size: int,
         lr: float,
         *,
         fresh: bool,
         decay: bool,
-        seed: int,
+        seeds: Sequence[int],
     ):
+        if iterations < 1 or batch_size < 1:
+            raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
+        last = max(int(rows.max()) for split in splits for rows in (split.first, split.second))
+        if last >= len(data.y):
+            raise ValueError(
+                f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these"
+            )
         super().__init__(model, self._draw, iterations, lr, decay)
         self.data = data
-        self._first = batches(split.first, batch_size, 2 * seed)
-        self._second = batches(split.second, batch_size, 2 * seed + 1)
-        whole = batch_size >= len(split.first)
+        self._first = [batches(split.first, batch_size, 2 * seed) for split, seed in zip(splits, seeds)]
+        self._second = [batches(split.second, batch_size, 2 * seed + 1) for split, seed in zip(splits, seeds)]
+        whole = all(batch_size >= len(split.first) for split in splits)
         # of a stage that is one batch no rows are copied at every step
-        self._whole = (data.X[split.first], data.Z[split.first]) if whole else None
+        rows = _together([split.first for split in splits]) if whole else None
+        self._whole = None if rows is None else (data.X[rows], data.Z[rows])
         self._draws = model.T1 if fresh and not whole else 1
 
     def _draw(self) -> Callable[[], None]:
         data = self.data
-        parts = [next(self._first) for _ in range(self._draws)]
-        rows = next(self._second)
+        parts = [_together([next(drawn) for drawn in self._first]) for _ in range(self._draws)]
+        rows = _together([next(drawn) for drawn in self._second])
 
         def step() -> None:
             one = [self._whole] if self._whole is not None else [(data.X[part], data.Z[part]) for part in parts]
@@ -197,3 +227,8 @@ class TwoStages(Iterations[DFIV]):
         self.t = notes["t"]
         for _ in range(self.t):
             self._draw()  # the batches that were taken
+
+
+def _together(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of one model, `(n,)`, or of several, `(M, n)`."""
+    return rows[0] if len(rows) == 1 else torch.stack(list(rows))
