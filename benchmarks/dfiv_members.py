@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from common import arguments, save
 
 from closedform.iv import DFIVRegressor, members
+from common import arguments, save
 
 CELLS = [(rows, controls, count) for count in (2, 6) for rows, controls in ((400, 0), (2000, 0), (2000, 5))]
 

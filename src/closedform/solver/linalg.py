@@ -125,16 +125,17 @@ def _primal(moments: Moments, lam: float | Tensor) -> Factor:
     return solved if bad is None else _some_alone(moments, lam, bad, solved)
 
 
-def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | None:
+def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | bool | None:
     """Which systems a Cholesky factor cannot do, where a look at them is free; None if it can do all."""
     if K.dtype == torch.float32 or not route.may_branch(K):
         return None  # float32 is only taken where lambda is known to be large enough
     bad = route.ill_conditioned(K.diagonal(dim1=-2, dim2=-1), _on_diagonal(K, lam))
-    return bad if bool(bad.any()) else None
+    return bad if (bad if isinstance(bad, bool) else bool(bad.any())) else None
 
 
-def _some_alone(system: System, lam: float | Tensor, bad: Tensor, solve: Factor) -> Factor:
+def _some_alone(system: System, lam: float | Tensor, bad: Tensor | bool, solve: Factor) -> Factor:
     """A stack of models of which some are so ill-conditioned that they take a route of their own."""
+    assert isinstance(bad, Tensor)
     numbers = bad.nonzero()[:, 0].tolist()
     alone = {k: factor(system.model(k), lam[k] if isinstance(lam, Tensor) and lam.ndim else lam) for k in numbers}
 
