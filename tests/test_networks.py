@@ -9,7 +9,7 @@ import closedform as cf
 from closedform.stack.loop import Checkpoint
 from closedform.stack.networks import ACTIVATIONS
 from closedform.stack.optimizers import Adam, cosine
-from closedform.stack.periodic import Member, PeriodicPerceptron
+from closedform.stack.periodic import PeriodicModule, PeriodicPerceptron
 from closedform.tabular.loop import Epochs, Plan, TrainingRows, bounds, train
 from closedform.tabular.modules import Modules
 from closedform.tabular.networks import BETAS, Memory, Networks
@@ -41,7 +41,7 @@ def networks(
 
 def twin(memory, activation="gelu", decay=0.1, seed=0, columns=(0, 2)):
     fast = networks(memory, activation=activation, seed=seed, columns=columns)
-    backbone = Member(fast.network, [view[0].clone() for view in fast.params.views])
+    backbone = PeriodicModule(fast.network, [view[0].clone() for view in fast.params.views])
     return Modules(
         backbone,
         2,
