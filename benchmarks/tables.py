@@ -484,6 +484,7 @@ def tabular_lambda() -> str:
 
 
 PEERS = ("closedform", "RealMLP-TD-S", "CatBoost", "LightGBM", "MLP", "linear")
+PARTLY = ("RealMLP-TD", "TabM", "LightGBM-TD", "CatBoost-TD")  # run on some tables; not ranked
 
 
 def _peers(classes: bool) -> dict[str, dict[str, dict]]:
@@ -527,13 +528,14 @@ def tabular_peers_summary() -> str:
     """closedform against each model, on tables that both have: errors as a geometric mean of ratios, tables won, time."""
     body = []
     regression = _peers(False)
-    for model in PEERS:
+    partly = [model for model in PARTLY if any(model in models for models in regression.values())]
+    for model in (*PEERS, *partly):
         ranks = [
             1 + sum(models[other]["rmse"] < models[model]["rmse"] for other in PEERS)
             for models in regression.values()
-            if all(other in models for other in PEERS)
+            if model in PEERS and all(other in models for other in PEERS)
         ]
-        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})"]
+        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})" if ranks else ""]
         if model == "closedform":
             body.append([*cells, "", "", "", ""])
             continue
