@@ -47,6 +47,9 @@ def attributes(plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} must be positive")
     expected = set(shapes)
     if linear:
+        if "_ratio" in tensors:  # of a line with one treatment and one instrument
+            check_tensor(tensors, "_ratio", (5,), torch.float64)
+            expected.add("_ratio")
         if type(plain["intercept_"]) is not float or not math.isfinite(plain["intercept_"]):
             raise ValueError(f"intercept_ must be a finite number, got {plain['intercept_']!r:.80}")
     else:

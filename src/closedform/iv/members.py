@@ -24,6 +24,7 @@ from ..solver.lambdas import per_sample, relative
 from ..solver.rules import Kalman, Proximal
 from . import DFIV, Data, Layers, Rules, Split, evaluation, networks, reestimated, train
 from .evaluation import Scale
+from .line import Rival
 
 FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
@@ -37,6 +38,7 @@ BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and mor
 FORGET = 0.99
 HOLD_OUT = 0.15
 Ridges = list[tuple[float, float]]  # of stage one and of stage two, for every member
+Tried = list[tuple["Design | None", float]]  # designs, None for the line, and their losses on held-out rows
 DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
@@ -273,12 +275,16 @@ def _crossed(
     """For every ridge of stage two the losses of the outcome on the rows that stage one has not seen, each by layers that
     were solved without it. Held-out rows alone, a seventh of all, do not tell a bend from a line until it is large."""
     losses = [torch.zeros(len(unseen), dtype=torch.float64) for _ in RIDGES]
-    for fold in range(FOLDS):
-        out = torch.arange(len(unseen)) % FOLDS == fold
+    for out in _folds(len(unseen)):
         rows, split = data.rows(unseen[out]), Split(first, unseen[~out])
         for loss, ridge in zip(losses, RIDGES):
             loss[out] = evaluation.outcome_losses(model, solved(split, ridge), rows)
     return losses
+
+
+def _folds(rows: int) -> list[Tensor]:
+    """Which of the rows each fold leaves out."""
+    return [torch.arange(rows) % FOLDS == fold for fold in range(FOLDS)]
 
 
 @dataclass
@@ -318,19 +324,29 @@ def chosen(
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
     ridges: Ridges | None = None,
-) -> tuple[Contender, list[tuple[Design, float]]]:
-    """The best of several designs, which come from simple to complex, and the losses of all."""
+    line: Rival | None = None,
+) -> tuple[Contender | None, Tried]:
+    """The best of several designs, which come from simple to complex, and the losses of all. Before them comes the line,
+    where there is one; None in place of the best says that it is the line."""
     first, ridge = (None, None) if ridges is None else ridges[0]
     contenders = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
     losses = [pooled([contender], ridge)[0].losses for contender in contenders]
-    rivals = list(range(len(designs)))
-    fixed = [k for k in rivals if contenders[k].crossed is not None]
+    crossed = {k: _least(_all_crossed([c])) for k, c in enumerate(contenders) if c.crossed is not None}
+    rivals: list[Contender | None] = [*contenders]
+    if line is not None:
+        rivals.append(None)
+        losses.append(line.losses(torch.cat([split.first, split.second]), held))
+        if crossed:
+            unseen = torch.cat([held, split.second])
+            crossed[len(contenders)] = line.crossed(split.first, unseen, _folds(len(unseen)))
+    left = sorted(range(len(rivals)), key=lambda k: rivals[k] is not None)  # the line is the simplest
+    fixed = [k for k in left if k in crossed]
     if fixed:  # of these the best by cross-validation goes on; with learned features only held-out rows can compare it
-        by_fold = [_least(_all_crossed([contenders[k]])) for k in fixed]
-        winner = fixed[evaluation.as_good(by_fold, 0.0).index(True)]
-        rivals = [k for k in rivals if k == winner or k not in fixed]
-    best = contenders[rivals[evaluation.as_good([losses[k] for k in rivals]).index(True)]]
-    return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
+        winner = fixed[evaluation.as_good([crossed[k] for k in fixed], 0.0).index(True)]
+        left = [k for k in left if k == winner or k not in fixed]
+    best = rivals[left[evaluation.as_good([losses[k] for k in left]).index(True)]]
+    designs_of = [None if rival is None else rival.member.design for rival in rivals]
+    return best, [(design, float(loss.mean())) for design, loss in zip(designs_of, losses)]
 
 
 def _all_crossed(contenders: list[Contender]) -> list[Tensor]:

@@ -79,6 +79,10 @@ class Summary:
         )
         return lines
 
+    def _choice_lines(self) -> list[str]:
+        losses = [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
+        return [f"  model of the treatment: {self.used}", *losses]
+
     @property
     def beyond(self) -> str:
         return ", beyond the controls" if self.controlled else ""
@@ -120,9 +124,9 @@ class Summary:
             lines.append(
                 f"  layers of training and re-estimated ones differ by {self.gap:.1%} of the effect's variance"
             )
-            lines.append(f"  model of the treatment: {self.used}")
-            lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
-            lines += ["", BLIND]
+            lines += [*self._choice_lines(), "", BLIND]
+        elif self.tried:
+            lines += ["", "Choice of the model", *self._choice_lines(), "", BLIND]
         lines += [f"\nWarning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
