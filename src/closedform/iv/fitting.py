@@ -15,7 +15,7 @@ from ..arrays import moments, one_thread
 from . import Data, Split, average, evaluation, line, linear, members
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
 from .members import Design, Member, Ridges, Tried
-from .summary import Summary, deep_part, linear_part
+from .summary import Summary, deep_part, linear_part, warn_of_few_values
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
@@ -70,6 +70,7 @@ def attributes(
         summary = linear_part(*own_rows, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
         if not trained:
             stages = len(splits[0].first), len(splits[0].second), len(held)
+            warn_of_few_values(summary, len(np.unique(own, axis=0)))
             return shape | _line_attributes(own_rows, summary, tried, stages)
         summary = diagnosed(summary, trained, tried, data, splits, held, len(np.unique(own, axis=0)))
         # the choices are made: the layers that predict may have the held-out rows too, half in each stage

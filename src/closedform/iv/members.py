@@ -30,7 +30,8 @@ FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one,
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 SIEVE = 10  # treatments, up to which a sieve is tried
-MARGIN = 0.5  # standard errors, by which a stronger ridge may be behind where rows are cross-validated
+SIEVES = {"sieve": networks.NARROW, "wide sieve": networks.WIDE}
+MARGIN = 0.5  # standard errors, by which what is simpler may be behind; the line may be by one
 FOLDS = 5  # of the rows that stage one has not seen, where the layer of stage two is cross-validated
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
@@ -49,7 +50,7 @@ class Design:
     inputs: int  # columns of the treatment, the instruments (controls among them) and the controls
     instruments: int
     controls: int
-    treatment: str  # "linear", "sieve", "deep" or "backbone"
+    treatment: str  # "linear", "sieve", "wide sieve", "deep" or "backbone"
     hidden: tuple[int, ...]
     widths: tuple[int, int, int]  # features of psi, phi and xi beside their inputs
     rule: str
@@ -68,12 +69,16 @@ class Design:
     @property
     def fixed(self) -> bool:
         """Whether no outcome has had a part in the features of stage two."""
-        return self.treatment in ("linear", "sieve") and not self.controls
+        return (self.treatment == "linear" or self.sieve) and not self.controls
 
     @property
-    def bumps(self) -> bool:
+    def sieve(self) -> bool:
+        return self.treatment in SIEVES
+
+    @property
+    def bumps(self) -> networks.Bumps | None:
         """Of a sieve: with controls there would be too many products, and few rows to choose by."""
-        return not self.controls
+        return None if self.controls else SIEVES.get(self.treatment)
 
     @property
     def unpenalised(self) -> tuple[int, int, int]:
@@ -176,12 +181,12 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
         treated = psi, int(shape[1])
     elif design.treatment == "linear":
         treated = nn.Identity(), design.inputs
-    elif design.treatment == "sieve":
+    elif design.sieve:
         treated = networks.Sieve(design.bumps), networks.sieve_width(design.inputs, design.bumps)
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
     instruments = networks.beside([design.instruments, *design.hidden, k], g)
-    if design.treatment == "sieve":
+    if design.sieve:
         instruments = networks.sieve_beside([design.instruments, *design.hidden, k], g, design.bumps)
     pairs = [treated, instruments]
     if design.controls:
@@ -312,7 +317,7 @@ def pooled(contenders: list[Contender], ridge: float | None = None) -> list[Memb
         at = evaluation.as_good(_all_crossed(contenders), MARGIN).index(True)
     else:
         means = [torch.stack(losses).mean(0) for losses in zip(*(contender.losses for contender in contenders))]
-        at = evaluation.as_good(means).index(True)
+        at = evaluation.as_good(means, MARGIN).index(True)
     return [contender.taking(at) for contender in contenders]
 
 
@@ -344,7 +349,11 @@ def chosen(
     if fixed:  # of these the best by cross-validation goes on; with learned features only held-out rows can compare it
         winner = fixed[evaluation.as_good([crossed[k] for k in fixed], 0.0).index(True)]
         left = [k for k in left if k == winner or k not in fixed]
-    best = rivals[left[evaluation.as_good([losses[k] for k in left]).index(True)]]
+    good = [
+        evaluation.as_good([losses[k] for k in left], 1.0 if rivals[k] is None else MARGIN)[at]
+        for at, k in enumerate(left)
+    ]
+    best = rivals[left[good.index(True)]]
     designs_of = [None if rival is None else rival.member.design for rival in rivals]
     return best, [(design, float(loss.mean())) for design, loss in zip(designs_of, losses)]
 
@@ -370,15 +379,16 @@ def refitted(member: Member, data: Data, split: Split) -> Member:
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
     """What "auto" compares, from simple to complex."""
     treatments = (treatment,)
+    sieves = tuple(SIEVES) if base.inputs <= networks.BUMPED and not base.controls else ("sieve",)
+    if treatment == "sieve":
+        treatments = sieves
     if treatment == "auto":
-        treatments = ("linear", "sieve", "deep") if base.inputs <= SIEVE else ("linear", "deep")
+        treatments = ("linear", *sieves, "deep") if base.inputs <= SIEVE else ("linear", "deep")
         if base.inputs == 1 and not base.controls:  # of one column a sieve has every curve, and all rows choose it
-            treatments = ("linear", "sieve")
+            treatments = ("linear", *sieves)
     values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
     if base.rule == "ridge":
         values = values[:1]  # it has no lambda inside stage two
     designs = [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]
     # the lambda inside stage two is about learning features: where none are learned one value will do
-    return [
-        design for design in designs if design.inner == values[0] or not (design.fixed or design.treatment == "sieve")
-    ]
+    return [design for design in designs if design.inner == values[0] or not (design.fixed or design.sieve)]

@@ -231,13 +231,21 @@ def deep_part(
             f"ill-posed: the instruments move only {summary.identified:.0%} of the variance of the estimated structural "
             f"function{summary.beyond}. The rest of its shape comes from smoothness (the ridge), not from data."
         )
+    warn_of_few_values(summary, values)
+    return summary
+
+
+def warn_of_few_values(summary: Summary, values: int) -> None:
+    """Notes the number of different instruments, with a warning where there are few."""
     summary.values = values
     if values <= FEW:
+        shape = "they could hardly tell a curve from this line"
+        if summary.kind == "deep":
+            shape = "the shape of the curve comes from how the controls shift the first stage, and from smoothness"
         summary.warnings.append(
             f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
-            "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
+            f"numbers, so {shape}."
         )
-    return summary
 
 
 def answers(
