@@ -33,8 +33,8 @@ class Bumps(NamedTuple):
     width: float
 
 
-# A narrow row has waves and steps, a wide one what bends slowly: a choice between them was better than either, and than bumps
-# beside polynomials, on draws of the eight shapes that are not reported (docs/iv.md)
+# A narrow row has waves and steps, a wide one what bends slowly. On draws that are not reported a choice between them was
+# better than either, and than bumps beside polynomials (docs/iv.md)
 NARROW, WIDE = Bumps(9, 2.0, 0.5), Bumps(13, 2.5, 1.0)
 
 
