@@ -146,3 +146,21 @@ def test_a_line_is_kept_in_files_and_in_replicates(weak, tmp_path):
     again.bootstrap(X, y, Z=Z, W=W, replicates=2)
     assert all(replicate.summary().used.startswith("line") for replicate in again.replicates_)
     assert again.average_effect().interval == "bootstrap"
+
+
+def test_a_weak_instrument_leaves_the_line_whatever_curves_of_the_controls_say():
+    """Curves of the controls move the treatment, and pass for instruments where they do not belong to the outcome."""
+    rng = np.random.default_rng(0)
+    W, (z, u, e) = rng.standard_normal((800, 2)), rng.standard_normal((3, 800))
+    x = 0.15 * z + u + 2 * np.sin(2 * W[:, 0])
+    y = x + 3 * np.sin(2 * W[:, 0]) + 2 * u + e
+    settings = SMALL | {"max_iter": 60, "n_features": (3, 16, 8), "hidden_layer_sizes": (32,)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = DFIVRegressor(**settings).fit(x[:, None], y, Z=z[:, None], W=W)
+        learned = DFIVRegressor(**settings, treatment="linear").fit(x[:, None], y, Z=z[:, None], W=W)
+    assert learned.summary().identified < 0.1
+    assert model.summary().used.startswith("line")
+    assert any("so the line is taken" in text for text in model.summary().warnings)
+    effect = model.average_effect(level=0.95)
+    assert effect.low[0] < 1 < effect.high[0]

@@ -157,11 +157,20 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def _fit(
-        self, X: Any, y: Any, Z: Any, controls: Any, treatments: list[str], tables: dict[str, list[str] | None]
+        self,
+        X: Any,
+        y: Any,
+        Z: Any,
+        controls: Any,
+        treatments: list[str],
+        tables: dict[str, list[str] | None],
+        *,
+        of_treatment: bool = True,
     ) -> DFIVRegressor:
-        """`fit`, with the names of the treatments and of the columns of every table."""
+        """`fit`, with the names of the treatments and of the columns of every table; `of_treatment` as in `fitting`."""
         self._check_parameters()
-        attributes = fitting.attributes(self, checked(X, y, Z, controls), names=treatments, columns=tables)
+        rows = checked(X, y, Z, controls)
+        attributes = fitting.attributes(self, rows, names=treatments, columns=tables, of_treatment=of_treatment)
         for name in FITTED:  # of an earlier fit, perhaps of another kind; at the end, so that an error changes nothing
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)

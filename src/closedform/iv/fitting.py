@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ..arrays import moments, one_thread
 from . import Data, Split, average, evaluation, line, linear, members
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
 from .members import Design, Member, Ridges, Tried
-from .summary import Summary, deep_part, linear_part, warn_of_few_values
+from .summary import IDENTIFIED, Summary, deep_part, linear_part, warn_of_few_values, warn_of_unidentified
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
@@ -32,12 +33,15 @@ def attributes(
     names: list[str],
     columns: dict[str, list[str] | None] | None = None,
     groups: np.ndarray | None = None,
+    of_treatment: bool = True,
     as_line: bool = False,
     designs: list[Design] | None = None,
     ridges: Ridges | None = None,
 ) -> dict[str, Any]:
-    """The attributes of a fit. Rows of one group (those with the same number in `groups`) stay in one stage. `as_line`,
-    `designs` and `ridges` are those of a fit that has chosen them before; None chooses."""
+    """The attributes of a fit. Rows of one group (those with the same number in `groups`) stay in one stage.
+    `of_treatment` says that the effect of the treatment is wanted, and not that of a control: then the line is taken where
+    the instruments hardly move what another model would say of it. `as_line`, `designs` and `ridges` are those of a fit
+    that has chosen them before; None chooses."""
     X, y, Z, controls = rows
     which = excluded(Z, controls)
     own = Z[:, which]
@@ -68,11 +72,17 @@ def attributes(
     with one_thread():
         trained, tried, splits, held = train(settings, data, groups, designs, ridges, seed)
         summary = linear_part(*own_rows, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
+        stages, values = (len(splits[0].first), len(splits[0].second), len(held)), len(np.unique(own, axis=0))
+        if trained:
+            deep = diagnosed(copy.deepcopy(summary), trained, tried, data, splits, held, values)
+            if of_treatment and _has_line(tried) and _hardly_identified(deep):
+                warn_of_unidentified(summary, deep)
+                trained = []
+            else:
+                summary = deep
         if not trained:
-            stages = len(splits[0].first), len(splits[0].second), len(held)
-            warn_of_few_values(summary, len(np.unique(own, axis=0)))
+            warn_of_few_values(summary, values)
             return shape | _line_attributes(own_rows, summary, tried, stages)
-        summary = diagnosed(summary, trained, tried, data, splits, held, len(np.unique(own, axis=0)))
         # the choices are made: the layers that predict may have the held-out rows too, half in each stage
         splits = [_with_held(split, held, groups, swap=bool(k % 2)) for k, split in enumerate(splits)]
         trained = [members.refitted(member, data, split) for member, split in zip(trained, splits)]
@@ -97,6 +107,17 @@ def _line_attributes(
     summary.used = f"line, {'two-stage least squares' if exact else 'jackknifed limited information'} on all rows"
     summary.tried, summary.stages = [(_name(design), loss) for design, loss in tried], stages
     return attributes | {"summary_": summary}
+
+
+def _hardly_identified(summary: Summary) -> bool:
+    """Whether the instruments are not strong, and move little of the structural function beyond the controls: what a curve
+    says of the effect would come from its ridge, and from curves of the controls that serve as instruments."""
+    return summary.first_stage_f < linear.STRONG and not (summary.identified or 0.0) >= IDENTIFIED
+
+
+def _has_line(tried: Tried) -> bool:
+    """Whether a line took part in the comparison, and was identified."""
+    return any(design is None and math.isfinite(loss) for design, loss in tried)
 
 
 def iterations(settings: DFIVRegressor) -> int:

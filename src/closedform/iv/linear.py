@@ -21,6 +21,7 @@ import numpy as np
 
 RANK = 1e-10  # a singular value below this share of the largest counts as zero
 WEAK = 10.0  # the usual threshold of the first-stage F
+STRONG = 104.7  # from which on intervals of two-stage least squares have their level (Lee and others 2022)
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,15 @@ def deep_part(
     return summary
 
 
+def warn_of_unidentified(summary: Summary, deep: Summary) -> None:
+    """That a line was taken, although another model was ahead on held-out rows."""
+    summary.warnings.append(
+        f"ill-posed: {deep.used.partition(', re-estimated')[0]} was ahead on held-out rows, but the instruments move only "
+        f"{deep.identified:.0%} of the variance of its structural function{deep.beyond}. What it says of the effect would "
+        "come from its ridge and from curves of the controls, so the line is taken."
+    )
+
+
 def warn_of_few_values(summary: Summary, values: int) -> None:
     """Notes the number of different instruments, with a warning where there are few."""
     summary.values = values
