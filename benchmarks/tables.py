@@ -765,7 +765,17 @@ def iv_coverage() -> str:
         what = "the line" if row["what"] == "line" else "`DFIVRegressor`"
         design = [str(row["instruments"]), str(row["F"]), str(row["controls"]), f"{row['n']:,}"]
         body.append([what, *design, *cells, plain, f"{row['median']:.2f}", str(row["draws"])])
-    head = ["instruments", "F", "controls", "rows", "90 %", "95 %", "95 % of two-stage least squares", "median", "draws"]
+    head = [
+        "instruments",
+        "F",
+        "controls",
+        "rows",
+        "90 %",
+        "95 %",
+        "95 % of two-stage least squares",
+        "median",
+        "draws",
+    ]
     return _markdown(["", *head], body)
 
 
@@ -786,9 +796,9 @@ def policy_aims() -> str:
     body = []
     for method in policy.OURS:
         noisy = [cell for cell in cells if cell[1] >= 0.2]
-        half = [cell for cell in noisy if medians[*cell, method] <= 0.5 * medians[*cell, "learned FQE"]]
+        half = [cell for cell in noisy if medians[(*cell, method)] <= 0.5 * medians[(*cell, "learned FQE")]]
         above = [
-            cell for cell in cells if medians[*cell, method] > 1.1 * min(medians[*cell, name] for name in baselines)
+            cell for cell in cells if medians[(*cell, method)] > 1.1 * min(medians[(*cell, name)] for name in baselines)
         ]
         named = [", ".join(f"{task} {noise:g}" for task, noise in part) or "none" for part in (half, above)]
         body.append(
@@ -850,10 +860,11 @@ def iv_card() -> str:
         ["ordinary least squares", f"{row['ordinary']:.4f}", ""],
         ["two-stage least squares", f"{row['two_stage']:.4f}", f"{low:.3f} to {high:.3f}"],
         [
-            "deep features, mean slope",
+            "`DFIVRegressor`",
             f"{row['deep']:.4f}",
-            f"{row['deep_low']:.3f} to {row['deep_high']:.3f} ({row['replicates']} replicates)",
+            "{:.3f} to {:.3f} ({})".format(*row["interval"], row["interval_from"]),
         ],
+        ["", "", f"{row['deep_low']:.3f} to {row['deep_high']:.3f} (bootstrap, {row['replicates']} replicates)"],
     ]
     return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
