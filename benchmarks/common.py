@@ -101,7 +101,7 @@ def save(args: argparse.Namespace, name: str, question: str, rows: list[dict]) -
     print(f"wrote {path}")
 
 
-CODE = [f"tabular/{name}.py" for name in ("base", "loop", "networks", "scaling", "settings", "conformal")]
+CODE = [f"tabular/{name}.py" for name in ("base", "loop", "networks", "scaling", "settings", "conformal", "shrinking")]
 CODE += ["tabular/regressor.py", "tabular/classifier.py", "stack/periodic.py"]
 
 

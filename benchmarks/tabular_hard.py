@@ -53,6 +53,16 @@ def heavy(r: np.random.Generator, n: int) -> Table:
     return X, curved(np.tanh(X)) + 0.1 * r.normal(size=n)
 
 
+def tails(r: np.random.Generator, n: int) -> Table:
+    X = r.lognormal(0, 1.5, (n, 5))
+    return X, X @ r.normal(size=5) + 0.1 * r.normal(size=n)
+
+
+def product(r: np.random.Generator, n: int) -> Table:
+    X = r.lognormal(0, 1, (n, 3))
+    return X, X[:, 0] * X[:, 1] + 0.1 * r.normal(size=n)
+
+
 def noise(r: np.random.Generator, n: int) -> Table:
     return r.normal(size=(n, 10)), r.normal(size=n)
 
@@ -67,6 +77,8 @@ PROBLEMS: dict[str, tuple[Callable[[np.random.Generator, int], Table], int]] = {
     "linear, 20 rows": (short, 20),
     "lognormal inputs": (skewed, 1000),
     "heavy-tailed inputs": (heavy, 500),
+    "linear, lognormal columns": (tails, 1000),
+    "product of lognormal columns": (product, 1000),
     "nothing but noise": (noise, 500),
     "noisy linear classes": (classes, 300),
 }

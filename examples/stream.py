@@ -3,10 +3,11 @@
     python examples/stream.py [--quick] [--figure stream.png]
 
 Every batch of 16 rows is predicted before it is learned. After a third and two thirds of the stream the weights are drawn
-anew. The features have very different scales and a common part, as columns of real tables have. Beside the solved layer:
-SGD and Adam with the best of four rates each (chosen on this very stream, in their favour), and what libraries of
-online learning take by default: standardised inputs and SGD a row at a time; and least squares over everything seen,
-which forgets nothing. (With independent features, standardised SGD a row at a time is ahead of the solved layer.)
+anew. The features have very different scales and a common part, as columns of real tables have. Two layers are solved: one
+by the default rule, which chooses its memory by itself, and one by a Kalman filter with a memory of ten batches. Beside
+them: SGD and Adam with the best of four rates each (chosen on this very stream, in their favour); what libraries of online
+learning take by default, standardised inputs and SGD a row at a time; and least squares over everything seen, which forgets
+nothing. (With independent features, standardised SGD a row at a time is ahead of the solved layers.)
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def stream(batches: int):
         yield x, x @ w + 0.3 * torch.randn(ROWS, 1, generator=draw)
 
 
-def solved(batches: int, forget: float) -> torch.Tensor:
-    rule = cf.Kalman(forget=forget, lam=cf.lambdas.relative(0.1, per_feature=True))  # each feature on its own scale
+def filtered(forget: float) -> cf.Kalman:
+    return cf.Kalman(forget=forget, lam=cf.lambdas.relative(0.1, per_feature=True))  # each feature on its own scale
+
+
+def solved(batches: int, rule: cf.Auto | cf.Kalman) -> torch.Tensor:
     head, errors = cf.ClosedFormLinear(D, 1, rule=rule).eval(), []
     for x, y in stream(batches):
         errors.append((head(x) - y).square().mean())
@@ -61,8 +65,9 @@ def main(quick: bool = False, figure: str | None = None) -> dict[str, float]:
     batches = 150 if quick else 900
     best = lambda kind, rates: min((learned(batches, kind, lr) for lr in rates), key=torch.mean)  # noqa: E731
     curves = {
-        f"solved, forget {FORGET}": solved(batches, FORGET),
-        "least squares, all rows": solved(batches, 1.0),
+        "solved, default rule": solved(batches, cf.Auto()),
+        f"solved, forget {FORGET}": solved(batches, filtered(FORGET)),
+        "least squares, all rows": solved(batches, filtered(1.0)),
         "SGD, best rate": best(torch.optim.SGD, (1e-4, 3e-4, 1e-3, 3e-3)),
         "Adam, best rate": best(torch.optim.Adam, (1e-3, 1e-2, 0.1, 0.3)),
         "standardised SGD, a row a step": learned(batches, torch.optim.SGD, 0.01, 1, True),

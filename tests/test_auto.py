@@ -199,3 +199,23 @@ def test_generalized_squared_is_solved_too():
 def test_bad_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_of_regime_is_followed_within_the_memory(seed):
+    """Over as many batches as the layer remembered before the change, the default rule comes back to its error."""
+    draw = torch.Generator().manual_seed(seed)
+    layer, errors, length = cf.ClosedFormLinear(20, 1).eval(), [], 0.0
+    for t in range(340):
+        if t in (0, 300):
+            w = torch.randn(20, 1, generator=draw)
+            length = layer.memory_.length if t else length
+        x = torch.randn(16, 20, generator=draw)
+        y = x @ w + 0.3 * torch.randn(16, 1, generator=draw)
+        errors.append(float((layer(x) - y).square().mean()))
+        layer.solve(x, y)
+    assert 5 < length < 11
+    before, change = sum(errors[250:300]) / 50, errors[300]
+    after = errors[300 + round(length) :][:20]
+    assert change > 50 * before
+    assert sum(after) / len(after) < 2 * before

@@ -117,7 +117,7 @@ def test_only_what_is_asked_for_is_computed():
     assert set(u.table()) == {(), (0,), (3,), (0, 0)}
     with pytest.raises(ValueError, match=r"along \(1,\) was not computed"):
         u.dx(1)
-    with pytest.raises(ValueError, match="coordinates 0 to 4"):
+    with pytest.raises(ValueError, match="must be 0 to 4"):
         u.dx(5)
 
 
@@ -131,7 +131,7 @@ def test_what_features_refuses():
     with pytest.raises(ValueError, match="batch statistics"):
         features(backbone, points(4, 2))
     assert features(backbone.eval(), points(4, 2)).laplacian.shape == (4, 3)
-    with pytest.raises(ValueError, match="order 5"):
+    with pytest.raises(ValueError, match="at most 4, got 5"):
         features(backbone, points(4, 2), order=5)
     with pytest.raises(ValueError, match=r"\(4,\)"):
         features(backbone, points(4, 2)[:, 0])
@@ -289,11 +289,11 @@ def test_conditions_are_balanced_and_weights_multiply():
         ([Condition(LINE.inside, lambda u: u.value + 1)], "not zero for u = 0"),
         ([Condition(LINE.inside, lambda u: 3.0)], "returns float"),
         ([Condition(LINE.inside, lambda u: u.value[:, 0])], r"returns \(64,\)"),
-        ([Condition(LINE.inside, lambda u: u.dx(1))], "coordinates 0 to 0"),
+        ([Condition(LINE.inside, lambda u: u.dx(1))], "must be 0 to 0"),
         ([Condition(LINE.inside, lambda u: u.partner.value)], "no map to partners"),
         ([Condition(LINE.inside, lambda u: u.value, torch.zeros(4))], "has a sampler"),
         ([Condition(torch.zeros(4, 1), lambda u: u.value, torch.zeros(3))], "gives 4 rows"),
-        ([Condition(torch.zeros(4), lambda u: u.value)], r"are \(4,\)"),
+        ([Condition(torch.zeros(4), lambda u: u.value)], r"got \(4,\)"),
         ([Condition(LINE.inside, lambda u: u.value), Condition(SQUARE.inside, lambda u: u.value)], "dimension 2"),
         ([], "needs conditions"),
     ],
@@ -525,7 +525,7 @@ def test_boxes():
     assert float(corner.sum(1).max()) < 0.5
     with pytest.raises(ValueError, match="holds at none"):
         SQUARE.where(lambda x: x[:, 0] > 2)(5, generator)
-    with pytest.raises(ValueError, match="lower to a higher corner"):
+    with pytest.raises(ValueError, match="a lower and a higher corner"):
         Box([0.0, 1.0], [1.0, 1.0])
 
 

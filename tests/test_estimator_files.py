@@ -51,6 +51,19 @@ def test_save_and_load_a_classifier(labels, tmp_path):
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
+def test_a_file_holds_the_model_that_was_fitted_whatever_was_set_since(tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.normal(size=40)
+    model = ClosedFormRegressor(members=2, max_iter=2, random_state=0).fit(X, y)
+    expected = model.predict(X)
+    model.set_params(members=5, hidden_layer_sizes=(3,), waves=0)
+    np.testing.assert_array_equal(model.predict(X), expected)
+    loaded = load(model.save(tmp_path / "x.st"))
+    np.testing.assert_array_equal(loaded.predict(X), expected)
+    assert loaded.members == 2
+    np.testing.assert_array_equal(load(loaded.save(tmp_path / "y.st")).predict(X), expected)
+
+
 def test_a_backbone_is_given_again(tmp_path):
     X, y = table(100)
     make = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())  # noqa: E731
@@ -151,6 +164,12 @@ def _hostile(name, change):
         _hostile("a scale of NaN", lambda h, t: t.update(input_scale_=torch.full((3,), float("nan")).double())),
         _hostile("shares", lambda h, t: t.update(shares_=torch.ones(2).double())),
         _hostile("weights of NaN", lambda h, t: t.update({"engine.param.0": t["engine.param.0"] * float("nan")})),
+        _hostile("a line with no scale", lambda h, t: t.update(line_=torch.zeros(3, 3).double())),
+        _hostile("a line of two rows", lambda h, t: t.update(line_=torch.ones(2, 3).double())),
+        _hostile(
+            "a line that reaches back",
+            lambda h, t: t.update(line_=torch.tensor([[1.0], [1], [-1]]).expand(3, 3).double()),
+        ),
         _hostile("waves that are none", lambda h, t: t.update(wavy_=torch.full((3,), 0.5).double())),
         _hostile("no waves", lambda h, t: h["parameters"].update(waves=0)),
         _hostile("waves larger than memory", lambda h, t: h["parameters"].update(waves=10**9)),

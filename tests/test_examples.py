@@ -139,8 +139,8 @@ def test_a_stream_is_followed_past_a_change(tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     means = example("stream").main(quick=True, figure=str(tmp_path / "stream.png"))
     assert (tmp_path / "stream.png").stat().st_size > 1000
-    solved = means.pop("solved, forget 0.9")
-    assert solved < 0.8 * min(means.values())
+    solved = [means.pop("solved, default rule"), means.pop("solved, forget 0.9")]
+    assert max(solved) < 0.8 * min(means.values())
 
 
 def test_a_differential_equation(capsys):

@@ -37,20 +37,48 @@ def test_draws_have_the_posteriors_mean_and_covariance(form):
     assert torch.allclose(spread + layer.memory_noise, layer.variance(phi), rtol=0.02)
 
 
+def test_draws_of_the_default_rule_spread_as_its_variance_says():
+    layer = head(3, 2, cf.Auto(forget=(0.9, 0.95, 0.99), hold=(0.0, 0.0, 0.0), ratios=(1.0, 2.0, 3.0)))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        phi, y = (torch.randn(8, k, dtype=torch.float64, generator=generator) for k in (3, 2))
+        layer.solve(phi, y)
+    weight = layer.memory_.weight
+    assert float(weight.max()) < 0.9  # there is a mixture to draw from
+    n = 200_000
+    draws = layer.sample(n, torch.Generator().manual_seed(0))
+    assert draws.shape == (n, 2, 4)
+    phi = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    predictions = draws @ columns(phi, True)
+    noise = (weight[:, None] * layer.memory_noise).sum(0)
+    assert torch.allclose(predictions.var(0).T + noise, layer.variance(phi), rtol=0.03)
+    away = (predictions.mean(0).T - layer.eval()(phi)) / predictions.std(0).T
+    assert float(away.abs().max()) < 5 / n**0.5
+    # a layer that was set from outside takes its draws with it
+    layer.set_weights_(matrix(layer) + 10.0)
+    again = layer.sample(n, torch.Generator().manual_seed(0))
+    assert torch.allclose(again, draws + 10.0)
+
+
 def test_draws_need_a_posterior():
-    with pytest.raises(ValueError, match="needs the Kalman rule"):
-        head(3, 2, cf.Ridge(1.0)).sample(1)
+    for rule in (cf.Ridge(1.0), cf.Proximal(), cf.Ema()):
+        with pytest.raises(ValueError, match="needs the rule Auto or Kalman"):
+            head(3, 2, rule).sample(1)
+    with pytest.raises(ValueError, match="up to 1024 features"):
+        head(2000, 1).sample(1)
     with pytest.raises(ValueError, match="at least one solve"):
         head(3, 2, cf.Kalman()).sample(1)
+    layer = head(3, 2, cf.Kalman())
+    layer.solve(*problem(5, 3, 2))
     with pytest.raises(ValueError, match="got n=0"):
-        head(3, 2, cf.Kalman()).sample(0)
+        layer.sample(0)
     with pytest.raises(ValueError, match="squared loss"):
         head(3, 2, cf.Kalman(), loss=cf.CrossEntropy()).sample(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
-    "rule", [cf.Kalman(0.9, lam=1.0), cf.Kalman(0.9, lam=1.0, form="covariance"), cf.Proximal(1.0)]
+    "rule", [cf.Kalman(0.9, lam=1.0), cf.Kalman(0.9, lam=1.0, form="covariance"), cf.Proximal(1.0), cf.Auto()]
 )
 def test_outputs_that_come_later_are_as_if_they_had_been_there(rule, dtype):
     kind = {"rule": rule, "loss": cf.OneHotSquared(), "dtype": dtype}
@@ -70,6 +98,9 @@ def test_outputs_that_come_later_are_as_if_they_had_been_there(rule, dtype):
     assert int(again.step) == 6
     for name, tensor in grown._memory().items():
         assert torch.equal(again._memory()[name], tensor)
+    if isinstance(rule, cf.Auto):
+        assert torch.allclose(grown.memory_.weight, whole.memory_.weight, rtol=1e-8)
+        assert torch.allclose(grown.memory_.error, whole.memory_.error, rtol=1e-8)
 
 
 def test_the_default_rule_grows_too():

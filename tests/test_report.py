@@ -178,8 +178,8 @@ def test_the_sentence(folder):
     table, experiment = panels.read(folder)
     facets = summary.best_settings(table, experiment)
     said = summary.sentence(facets, experiment)
-    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. The 95 % ")
-    clear = int(re.search(r"The 95 % interval of the best overlaps no other in (\d) of 8 cases", said)[1])
+    assert said.startswith("Lowest test MSE: proximal, β follows in all 8 cases. The best one's 95 % ")
+    clear = int(re.search(r"The best one's 95 % interval is clear of all others in (\d) of 8 cases", said)[1])
     assert clear == sum(facet.clear for facet in facets)
     split = summary.sentence([facets[0], dataclasses.replace(facets[1], entries=facets[1].entries[:1])], experiment)
     assert "l2 in 1 of 2 cases" not in split  # nobody is best in a facet whose best entry is gone

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from closedform.tabular import ClosedFormRegressor
-from closedform.tabular.scaling import FAR, MOST_COLUMNS, centre_and_scale, scaled, wavy
+from closedform.tabular.scaling import BEYOND, FAR, MOST_COLUMNS, as_lines, centre_and_scale, scaled, straight, wavy
 
 
 def slow(column, weight):
@@ -51,7 +51,8 @@ def test_the_unit_does_not_matter(size):
     with np.errstate(all="raise", under="ignore"):
         got = scaled(X * size, *centre_and_scale(X * size, np.ones(50)))
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
-    assert np.abs(scaled(np.array([[1e308, -1e308]]), *centre_and_scale(X * size, np.ones(50)))).max() <= FAR
+    far = scaled(np.array([[1e308, -1e308]]), *centre_and_scale(X * size, np.ones(50)))
+    assert np.abs(far).max() <= FAR * np.arcsinh(1e100)
 
 
 def test_columns_with_waves_have_more_than_two_values():
@@ -74,3 +75,48 @@ def test_predictions_level_off_far_outside():
 def test_effort_scales_the_epochs(effort, epochs):
     X = np.random.default_rng(0).normal(size=(40, 2))
     assert ClosedFormRegressor(effort=effort, random_state=0).fit(X, X[:, 0]).n_iter_ == epochs
+
+
+def line_of(X, y, weight=None):
+    weight = np.ones(len(X)) if weight is None else weight
+    return straight(X, y[:, None], weight, scaled(X, *centre_and_scale(X, weight)))
+
+
+def long_tails(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.exp(1.5 * rng.normal(size=(n, 3))), rng
+
+
+def test_the_last_layer_sees_plain_columns_where_the_truth_is_a_line_in_them():
+    X, rng = long_tails()
+    y = X @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=len(X))
+    line = line_of(X, y)
+    seen = as_lines(X, line)
+    np.testing.assert_allclose(seen.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(seen.std(0), 1, rtol=1e-12)
+    np.testing.assert_allclose(as_lines(1e9 * X, line).max(0), BEYOND * np.abs(seen).max(0))
+    assert not line_of(X, np.log(X) @ [1.0, -2.0, 0.5])[2].any()
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_neither_units_nor_the_way_of_counting_rows_change_what_the_last_layer_sees(size):
+    X, rng = long_tails(60)
+    y, weight = X.sum(1) + 0.1 * rng.normal(size=60), rng.integers(1, 4, 60).astype(float)
+    line = line_of(X * size, y, weight)
+    assert line[2].all()
+    np.testing.assert_allclose(as_lines(X * size, line), as_lines(X, line_of(X, y, weight)), rtol=1e-9, atol=1e-12)
+
+
+def test_a_line_in_columns_with_long_tails_is_learned():
+    X, rng = long_tails(1200, seed=2)
+    y = X @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=len(X))
+    inside = (X[700:] < X[:700].max(0)).all(1)
+    model = ClosedFormRegressor(random_state=0, max_iter=15).fit(X[:700], y[:700])
+    assert model.features(X).shape[1] == model.engine_.members * (48 + 3)
+    error = np.sqrt(np.mean((model.predict(X[700:]) - y[700:])[inside] ** 2))
+    assert error < 0.05 * y.std()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_few_rows_see_the_columns_drawn_in(n):
+    assert not line_of(np.arange(2.0 * n).reshape(n, 2), np.arange(float(n)))[2].any()

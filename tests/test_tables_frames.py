@@ -225,3 +225,21 @@ def test_daily_sales():
     assert as_text < 1.15 * by_hand
     assert as_text < 7  # of which 5 are noise
     assert as_text < 0.25 * one_hot
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_rows_of_weight_zero_do_not_shape_the_preparation(gaps):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": rng.normal(size=60), "kind": rng.choice(["a", "b", "c"], 60)})
+    weight = np.r_[np.ones(40), np.zeros(20)]
+    frame.loc[40:, "size"] = 1e6
+    if gaps:
+        frame.loc[::7, "size"] = np.nan
+    else:
+        frame = frame[["size"]]
+    y = rng.normal(size=60)
+    settings = {"members": 1, "max_iter": 2, "random_state": 0}
+    whole = ClosedFormRegressor(**settings).fit(frame, y, sample_weight=weight)
+    part = ClosedFormRegressor(**settings).fit(frame[:40], y[:40])
+    assert whole.preparation_.to_json() == part.preparation_.to_json()
+    np.testing.assert_array_equal(whole.predict(frame[:40]), part.predict(frame[:40]))

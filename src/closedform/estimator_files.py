@@ -74,8 +74,9 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
 
 
 def described_parameters(estimator: Any) -> dict[str, Any]:
-    """The parameters of an estimator as JSON has them."""
-    return {k: parameters.to_json(k, v) for k, v in estimator.get_params(deep=False).items()}
+    """The parameters that an estimator was fitted with, as JSON has them; `set_params` may have changed them since."""
+    values = getattr(estimator, "_fitted_parameters", None) or estimator.get_params(deep=False)
+    return {k: parameters.to_json(k, v) for k, v in values.items()}
 
 
 def rebuilt_parameters(plain: dict[str, Any], backbone: nn.Module | None) -> dict[str, Any]:

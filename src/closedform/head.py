@@ -220,7 +220,7 @@ class ClosedFormLinear(StoredLinear):
         except ValueError as bad:
             if not str(bad).startswith("phi has NaN") or not route.may_branch(self.attempts) or int(self.attempts) == 0:
                 raise
-            raise ValueError(f"{bad}; {self._solves()}, so the run has diverged: {_REMEDIES}") from None
+            raise ValueError(f"{bad}. The run has diverged ({self._solves()} so far): {_REMEDIES}") from None
         return phi.detach(), y, weight
 
     def _batch(self, phi: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
@@ -275,8 +275,8 @@ class ClosedFormLinear(StoredLinear):
         if self.training and phi.requires_grad and torch.is_grad_enabled():
             self._targets_seen = True  # said once
             warnings.warn(
-                f"this {type(self).__name__} trains, but was never solved nor given targets, so it stays as it was made: "
-                "call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
+                f"this {type(self).__name__} is in training, but nobody has solved it or given it targets, so it never "
+                "changes: call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
                 stacklevel=3,
             )
 
@@ -297,16 +297,10 @@ class ClosedFormLinear(StoredLinear):
         `sigma^2` is estimated for each output from the innovations: how far each batch lay from its prediction before it
         was absorbed.
         """
-        if not isinstance(self.rule, (Auto, Kalman)):
-            raise ValueError(
-                f"variance needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}"
-            )
-        if not isinstance(self.loss, Squared):
-            raise ValueError(f"variance is that of the squared loss's targets; this head has {self.loss}")
+        self._check_posterior("variance")
+        assert isinstance(self.rule, (Auto, Kalman))
         if phi.shape[-1] != self.in_features:
             raise ValueError(f"phi must have {self.in_features} features in its last dimension, got {tuple(phi.shape)}")
-        if route.may_branch(self.step) and int(self.step) == 0:
-            raise ValueError("variance needs at least one solve: the noise level is estimated from the batches")
         with torch.autocast(phi.device.type, enabled=False):
             X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
             variance = self.rule.variance(X, self._memory())
@@ -322,31 +316,45 @@ class ClosedFormLinear(StoredLinear):
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n layers from the posterior of the `Kalman` rule, `(n, out_features, features)` in the solver's precision,
-        with the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
+        """Draw n layers from the posterior of the rule `Auto` or `Kalman`, `(n, out_features, features)` in the solver's
+        precision, with the bias, if there is one, in the last column: for Thompson sampling, or an ensemble of predictions.
 
-        Every output has the covariance `sigma^2 P`; one factor of the shared matrix serves all draws and outputs."""
-        if not isinstance(self.rule, Kalman):
-            raise ValueError(f"sample needs the Kalman rule, which keeps a covariance; this head has {self.rule}")
-        if not isinstance(self.loss, Squared):
-            raise ValueError(f"sample draws from the posterior of the squared loss; this head has {self.loss}")
+        Every output has the covariance `sigma^2 P`; one factor of the shared matrix serves all draws and outputs. `Auto`
+        draws one of its memories for each layer, by their weights: the draws spread as `variance` says."""
+        self._check_posterior("sample")
         if n < 1:
             raise ValueError(f"sample draws one layer or more, got n={n}")
-        if route.may_branch(self.step) and int(self.step) == 0:
-            raise ValueError("sample needs at least one solve: before it there is no posterior")
+        assert isinstance(self.rule, (Auto, Kalman))
         W = self._storage().to(route.precision(self.weight.device))
-        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
-        return self.rule.draws(W, Z, self._memory())
+        return self.rule.draws(W, n, self._memory(), self.step, generator)
+
+    def _check_posterior(self, what: str) -> None:
+        if not isinstance(self.rule, (Auto, Kalman)):
+            raise ValueError(
+                f"{what} needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}, which keeps none"
+            )
+        if isinstance(self.rule, Auto) and not self.rule.filtered(self.features):
+            raise ValueError(
+                f"{what} needs a covariance, which Auto keeps up to {route.MANY_FEATURES} features (the bias is one); this "
+                f"head has {self.features}: take rule=Kalman()"
+            )
+        if not isinstance(self.loss, Squared):
+            raise ValueError(f"{what} needs the squared loss, whose posterior is known; this head has {self.loss}")
+        if route.may_branch(self.step) and int(self.step) == 0:
+            raise ValueError(f"{what} needs at least one solve: before it, nothing is known of the layer or the noise")
 
     def grow(self, outputs: int) -> ClosedFormLinear:
         """Append so many outputs (new classes, say), in place: their weights are zero, and what the rule remembers is kept.
 
-        Under the squared loss a new class is then as if it had been there from the start with targets of zero (with `Auto`
-        nearly so: it weighs its memories by their mean error over the outputs that there were). An optimizer or a compiled
-        model made before has the old parameters."""
+        Under the squared loss a new class is then as if it had been there from the start with targets of zero. An optimizer
+        or a compiled model made before has the old parameters."""
         if self._waiting or self._collapsed is not None or self._observed is not None:
             raise ValueError("grow was called with targets waiting; call commit(), discard() or observe(None) first")
+        before = self.out_features
         self.append_outputs(outputs)
+        if isinstance(self.rule, Auto) and isinstance(self.loss, Squared):
+            # its errors are means over the outputs, and the new ones had none
+            self._memory()["errors"].mul_(before / self.out_features)
         return self
 
     @torch.no_grad()

@@ -17,9 +17,12 @@ from .features import evaluated
 from .head import ClosedFormLinear
 from .solver import path, route, rules
 from .solver.batch import Batch, check_batch, extend
+from .solver.linalg import Factor
 from .solver.losses import Loss, OneHotSquared, Squared
 
-COUNT, LOWEST, HIGHEST = 100, -8, 3  # betas by default, from 1e-8 to 1e3 times the mean diagonal of the Gram matrix
+# betas by default, from 1e-8 to 1e3 times the mean diagonal of the Gram matrix; fewer where each one takes many steps
+COUNT, COUNT_IN_STEPS, LOWEST, HIGHEST = 100, 25, -8, 3
+SETTLED = 1e-5  # the change of a layer in a step, as a share of it, that ends the steps
 FOLDS = 5  # of the rows, where leaving out one at a time has no closed form
 
 
@@ -54,8 +57,9 @@ def probe(
     betas: penalties in sum units, positive; by default 100 from 1e-8 to 1e3 times the mean diagonal of the Gram matrix.
     loss: by default the squared one, or for whole-number targets `OneHotSquared`. For those the intercept is not penalised,
         and layer and choice are those of scikit-learn's `RidgeCV` and `RidgeClassifierCV`. For another one, such as
-        `CrossEntropy`, the bias is penalised with the rest, as in `refit_`; every beta takes `inner_steps` steps from the
-        last one's layer; and since leave-one-out has no closed form there, five folds of the rows take its place.
+        `CrossEntropy`, there are 25 betas by default and the bias is penalised with the rest, as in `refit_`. Every beta
+        takes up to `inner_steps` steps from the last one's layer. Leave-one-out has no closed form there, so five folds of
+        the rows take its place.
     """
     phi, y, weight, loss = _read(backbone, loader, loss)
     o = y.shape[1]
@@ -69,7 +73,7 @@ def probe(
         whole = _Majorised(phi, y, weight, bias, loss, inner_steps)
     if len(phi) < FOLDS:
         raise ValueError(f"probe needs {FOLDS} samples or more to choose beta, got {len(phi)}")
-    grid = _grid(betas, float(whole.diagonal), phi.device)
+    grid = _grid(betas, COUNT if loss.moments else COUNT_IN_STEPS, float(whole.diagonal), phi.device)
     if held_out is not None:
         by = "validation"
         layers = [whole.layer(float(b)) for b in grid] if isinstance(whole, path.RidgePath) else whole.layers(grid)
@@ -83,8 +87,8 @@ def probe(
     order = grid.argsort()
     if len(grid) > 2 and best in (int(order[0]), int(order[-1])):
         warnings.warn(
-            f"the best beta, {beta:.3g}, is the {'smallest' if best == int(order[0]) else 'largest'} of the grid; give "
-            "probe betas= that reach further",
+            f"the best beta, {beta:.3g}, is the {'smallest' if best == int(order[0]) else 'largest'} of the grid: "
+            "try betas= that reach further",
             stacklevel=2,
         )
     head.rule = rules.Ridge(beta)
@@ -124,11 +128,11 @@ def _read(
     return *check_batch(phi, y, weight, phi.shape[-1], y.shape[-1]), loss
 
 
-def _grid(betas: Sequence[float] | Tensor | None, diagonal: float, device: torch.device) -> Tensor:
+def _grid(betas: Sequence[float] | Tensor | None, count: int, diagonal: float, device: torch.device) -> Tensor:
     dtype = route.precision(device)
     if betas is None:
         scale = diagonal or 1.0
-        return scale * torch.logspace(LOWEST, HIGHEST, COUNT, dtype=dtype, device=device)
+        return scale * torch.logspace(LOWEST, HIGHEST, count, dtype=dtype, device=device)
     grid = torch.as_tensor(betas, dtype=dtype, device=device).reshape(-1)
     if not len(grid) or not bool(((grid > 0) & (grid < torch.inf)).all()):
         raise ValueError(f"betas must be positive and finite, one or more of them, got {betas!r}")
@@ -156,11 +160,24 @@ class _Majorised:
     def layers(self, betas: Tensor) -> list[Tensor]:
         """One for every beta: from the largest on, each starts where the last one ended."""
         order = betas.argsort(descending=True)
-        layers, solution = {}, None
+        layers, W = {}, torch.zeros_like(self.moments.C).T
         for k, factor in zip(order.tolist(), path.factors(self.moments, betas[order])):
-            solution = rules.majorise(self.batch, None, self.moments, factor, solution, self.steps)
-            layers[k] = solution.update
+            layers[k] = W = self._minimised(factor, W)
         return [layers[k] for k in range(len(betas))]
+
+    def _minimised(self, factor: Factor, W: Tensor) -> Tensor:
+        """Steps of the bound from W, with Nesterov's momentum, which starts anew where it points uphill."""
+        ahead, t = W, 1.0
+        for _ in range(self.steps):
+            new = factor(self.batch.refined(None, ahead, self.moments)).update
+            change = new - W
+            uphill = bool(((ahead - new) * change).sum() > 0)
+            t, before = (1 + (1 + 4 * t * t) ** 0.5) / 2, t
+            ahead, t = (new, 1.0) if uphill else (new + (before - 1) / t * change, t)
+            W = new
+            if bool(torch.linalg.vector_norm(change) <= SETTLED * torch.linalg.vector_norm(new)):
+                break
+        return W
 
     def in_folds(self, betas: Tensor) -> Tensor:
         """The mean loss of every row by the layer of the other folds: one value a beta."""

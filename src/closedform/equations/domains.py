@@ -25,7 +25,7 @@ class Box:
 
     def __post_init__(self) -> None:
         if len(self.low) != len(self.high) or not all(a < b for a, b in zip(self.low, self.high)):
-            raise ValueError(f"a box goes from a lower to a higher corner, and these are {self.low} and {self.high}")
+            raise ValueError(f"a box needs a lower and a higher corner, got {self.low} and {self.high}")
 
     @property
     def dimension(self) -> int:

@@ -31,7 +31,7 @@ class Field:
         D = self.x.shape[1]
         if any(not 0 <= axis < D for axis in axes):
             raise ValueError(
-                f"a derivative along {axes} was asked for, and the points have the coordinates 0 to {D - 1}"
+                f"the axes of a derivative must be 0 to {D - 1}, the coordinates of the points, got {axes}"
             )
         key = tuple(sorted(axes))
         if key not in self._table:
@@ -77,7 +77,7 @@ class Field:
     @property
     def partner(self) -> Field:
         if self._partner is None:
-            raise ValueError("the operator asks for u.partner, and its condition has no map to partners")
+            raise ValueError("the operator uses u.partner, but its condition has no map to partners")
         return self._partner
 
     def table(self) -> dict[Axes, Tensor]:

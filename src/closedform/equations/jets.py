@@ -52,9 +52,9 @@ def features(
     The backbone maps each point by itself: one with batch statistics has no derivatives at a point.
     """
     if x.ndim != 2:
-        raise ValueError(f"points are a tensor (n, D), and these have the shape {tuple(x.shape)}")
+        raise ValueError(f"points must be a tensor (n, D), got shape {tuple(x.shape)}")
     if not 0 <= order <= MAX_ORDER:
-        raise ValueError(f"derivatives go up to order {MAX_ORDER}, and order {order} was asked for")
+        raise ValueError(f"the order of a derivative must be at most {MAX_ORDER}, got {order}")
     if isinstance(backbone, nn.Module) and any(_has_batch_statistics(part) for part in backbone.modules()):
         raise ValueError("the backbone has batch statistics in training mode; call backbone.eval() or leave them out")
     if derivatives is None:
@@ -74,7 +74,7 @@ def closure(derivatives: Iterable[Axes]) -> list[Axes]:
     parts: set[Axes] = {()}
     for axes in derivatives:
         if len(axes) > MAX_ORDER:
-            raise ValueError(f"derivatives go up to order {MAX_ORDER}, and one along the axes {axes} was asked for")
+            raise ValueError(f"the order of a derivative must be at most {MAX_ORDER}, got one along the axes {axes}")
         for size in range(1, len(axes) + 1):
             parts.update(itertools.combinations(sorted(axes), size))
     return sorted(parts, key=lambda axes: (len(axes), axes))

@@ -32,7 +32,7 @@ def probe(problem: Problem, condition: Condition, batch: Batch) -> tuple[list[Ax
         _check_linear(problem, condition, u, v)
     if isinstance(batch.target, Tensor) and batch.target.shape != (len(of_u), 1):
         raise ValueError(
-            f"the target of {condition.name!r} has the shape {tuple(batch.target.shape)}, and its operator gives "
+            f"the target of {condition.name!r} has the shape {tuple(batch.target.shape)}, but its operator gives "
             f"{len(of_u)} rows of one value"
         )
     return closure(asked[0]), closure(asked[1]) if asked[1] else []
@@ -44,7 +44,7 @@ def _check_linear(problem: Problem, condition: Condition, u: list[Field], v: lis
     at_zero = problem.apply(condition, [combined(a, a, 1.0, -1.0) for a in u])
     if float(at_zero.abs().max()) > _TOLERANCE * size:
         raise ValueError(
-            f"the operator of {condition.name!r} is not zero for u = 0; what does not depend on u belongs into the target"
+            f"the operator of {condition.name!r} is not zero for u = 0; what does not depend on u belongs in the target"
         )
     together = problem.apply(condition, [combined(a, b, 2.0, -3.0) for a, b in zip(u, v)])
     gap = float((together - (2 * of_u - 3 * of_v)).abs().max())

@@ -78,7 +78,7 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.conditions or not self.unknowns:
             raise ValueError(
-                f"a problem needs conditions and unknowns, and has {len(self.conditions)} and {len(self.unknowns)}"
+                f"a problem needs conditions and unknowns, got {len(self.conditions)} and {len(self.unknowns)}"
             )
         named = [replace(c, name=c.name or f"condition {k}") for k, c in enumerate(self.conditions)]
         if len({c.name for c in named}) < len(named):
@@ -89,7 +89,7 @@ class Problem:
         for condition, batch in zip(named, batches):
             if batch.x.shape[1] != dimension:
                 raise ValueError(
-                    f"{condition.name!r} has points of dimension {batch.x.shape[1]}, and those of {named[0].name!r} have "
+                    f"{condition.name!r} has points of dimension {batch.x.shape[1]}, but those of {named[0].name!r} have "
                     f"dimension {dimension}"
                 )
         self.dimension = dimension
@@ -115,7 +115,7 @@ class Problem:
         x = condition.points if isinstance(condition.points, Tensor) else condition.points(n, generator)
         if not isinstance(x, Tensor) or x.ndim != 2 or len(x) == 0:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"points are a tensor (n, D), and those of {condition.name!r} are {shape}")
+            raise ValueError(f"the points of {condition.name!r} must be a tensor (n, D), got {shape}")
         x = x.double()
         target = condition.target
         if isinstance(target, Tensor) and not fixed:
@@ -136,8 +136,8 @@ class Problem:
         if not isinstance(value, Tensor) or value.ndim != 2:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"the operator of {condition.name!r} returns {shape}, and a tensor with a row a point and a column a "
-                f"feature is expected; coefficients that vary have the shape (n, 1), as u.x[:, :1] has"
+                f"the operator of {condition.name!r} returns {shape}; expected a tensor with a row for each point and a "
+                f"column for each feature (coefficients that vary have the shape (n, 1), as u.x[:, :1] has)"
             )
         return value
 
@@ -165,7 +165,7 @@ class Problem:
             there = features(guess, batch.partner, derivatives=partner)
         if here.value.shape[1] != len(self.unknowns):
             raise ValueError(
-                f"the start has {here.value.shape[1]} columns, and the problem {len(self.unknowns)} unknowns"
+                f"the start has {here.value.shape[1]} columns, but the problem has {len(self.unknowns)} unknowns"
             )
         units = torch.eye(len(self.unknowns), dtype=torch.float64, device=batch.x.device)
         functions = [Field(here.x, here.table(), there).contracted(unit) for unit in units]

@@ -44,7 +44,7 @@ def march(times: Sequence[float], build: Build, **options) -> March:
     options: those of `solve`, for every slab.
     """
     if len(times) < 2 or not all(a < b for a, b in zip(times, times[1:])):
-        raise ValueError(f"the edges of slabs are two or more times that increase, and these are {list(times)}")
+        raise ValueError(f"the edges of slabs must be two or more times that increase, got {list(times)}")
     slabs: list[Solution] = []
     for begin, end in zip(times, times[1:]):
         problem, backbone = build(begin, end, slabs[-1] if slabs else None)

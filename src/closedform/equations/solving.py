@@ -60,7 +60,7 @@ def solve(
         and ends with the same numbers. It is removed at the end.
     """
     if steps < 0 or points < 1 or not lr > 0:
-        raise ValueError(f"steps >= 0, points >= 1 and lr > 0 are expected, and these are {steps}, {points} and {lr}")
+        raise ValueError(f"expected steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
     _check(problem, backbone)
     file = None if checkpoint is None else Path(checkpoint)
     with shown(progress, steps) as show:
@@ -76,14 +76,16 @@ def solve(
 def _check(problem: Problem, backbone: nn.Module) -> None:
     tensors = list(backbone.parameters())
     if any(tensor.dtype != torch.float64 for tensor in tensors):
-        raise ValueError(f"the backbone has {tensors[0].dtype} parameters, and equations need backbone.double()")
+        raise ValueError(
+            f"the backbone has {tensors[0].dtype} parameters, but equations need float64: call backbone.double()"
+        )
     device = tensors[0].device if tensors else torch.device("cpu")
     try:
         phi = backbone(torch.zeros(2, problem.dimension, dtype=torch.float64, device=device))
     except RuntimeError as wrong:
         raise ValueError(f"the backbone does not take points of dimension {problem.dimension}: {wrong}") from wrong
     if phi.ndim != 2 or len(phi) != 2:
-        raise ValueError(f"the backbone makes {tuple(phi.shape)} of 2 points, and (2, features) is expected")
+        raise ValueError(f"the backbone must make (2, features) of 2 points, got {tuple(phi.shape)}")
 
 
 # ---- Training ----------------------------------------------------------------------------------------

@@ -71,3 +71,4 @@ def imagenet(
     if first:
         for line in experiment.progress(wanted, Records(out / RUNS)):
             print(line)
+        print(f"The results are in {out / RUNS}, a file for each run.")

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ..extras import require
+from .pace import Pace, duration
 from .sweeps.grid import SweepError
 
-MEASURED = 10.0  # seconds of training after which a guess at the rest is worth a sentence
 REPORT = ("pandas", "pyarrow", "matplotlib", "jinja2")  # the packages that tables and reports need
 
 
@@ -104,22 +104,6 @@ def open_page(console: Console, page: Path) -> None:
     console.print(f"Open {page}", highlight=False, soft_wrap=True)
 
 
-def duration(seconds: float) -> str:
-    """
-    >>> duration(0.4), duration(75), duration(600), duration(9000)
-    ('less than a second', '75 s', '10 min', '2.5 h')
-    """
-    if seconds < 1:
-        return "less than a second"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
 class Bar:
     """The progress of an experiment, by the work of its runs."""
 
@@ -132,7 +116,7 @@ class Bar:
         self.progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         several = options.get("at_once", 1)
         title = f"training, {several} runs at once" if several > 1 else "reading the data"
-        self._console, self._start, self._announced = console, None, False
+        self._pace = Pace(lambda line: console.print(line, highlight=False))
         self._task = self.progress.add_task(title, total=self.least)
 
     def finish(self, configs: list[dict[str, Any]]) -> None:
@@ -144,21 +128,8 @@ class Bar:
             self.work[name] = self.experiment.work(config)
             self.progress.update(self._task, total=self._total())
         done = sum(self.work[other] for other in self.finished) + self.work[name] * t / total
-        self._announce(done)
+        self._pace.at(done, self._total())
         self.progress.update(self._task, completed=done, description=name)
-
-    def _announce(self, done: float) -> None:
-        """Once, after some seconds of training: how long the rest will take at this speed."""
-        now = time.perf_counter()
-        if self._start is None:
-            self._start = (now, done)
-        before, work = self._start
-        if self._announced or now - before < MEASURED or done <= work:
-            return
-        self._announced = True
-        left = (self._total() - done) * (now - before) / (done - work)
-        if left > MEASURED:
-            self._console.print(f"This will take about {duration(left)}.", highlight=False)
 
     def ended(self, count: int, total: int, config: dict[str, Any]) -> None:
         self.step(config, 1, 1)

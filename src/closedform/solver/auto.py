@@ -63,8 +63,8 @@ class Auto(Rule):
     def __post_init__(self) -> None:
         if not len(self.forget) == len(self.hold) == len(self.ratios) > 0:
             raise ValueError(
-                "forget, hold and ratios have one value a memory, "
-                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)} of them"
+                "forget, hold and ratios need one value for each memory, "
+                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)}"
             )
         for gamma in self.forget:
             lambdas.check_forget(gamma)
@@ -198,17 +198,25 @@ class Auto(Rule):
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
         """Predictive variance of every output for extended features `X (n, D)`: that of the memories' mixture, their own and
         the variance between them."""
-        if not self.filtered(X.shape[-1]):
-            raise ValueError(
-                f"variance needs a covariance, which Auto keeps up to {route.MANY_FEATURES} features; this layer has "
-                f"{X.shape[-1]}, expected rule=Kalman()"
-            )
         K, weights = len(self.forget), memory["weights"][:, None, None]
         spread = filters.spread("information", memory["information"], X.expand(K, *X.shape))
         own = (1 + spread).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
         means = X @ memory["layers"].mT
         between = (means - (weights * means).sum(0)).square()
         return (weights * (own + between)).sum(0)
+
+    def draws(
+        self, W: Tensor, n: int, memory: Memory, step: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """n layers from the mixture of the memories' posteriors around `W (o, D)`: `(n, o, D)`."""
+        which = torch.multinomial(memory["weights"], n, replacement=True, generator=generator)
+        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
+        layers, noise = self._layers(W, memory, step), memory["noise"].sqrt().unsqueeze(-1)
+        drawn = torch.empty_like(Z)
+        for k in which.unique().tolist():
+            some = which == k
+            drawn[some] = layers[k] + noise[k] * filters.draws("information", memory["information"][k], Z[some])
+        return drawn
 
 
 _constants: dict[tuple, Tensor] = {}

@@ -311,8 +311,8 @@ def check_batch(
         weight = weight.reshape(-1)
     if route.may_branch(phi):
         for name, tensor in (("phi", phi), ("y", y), ("sample_weight", weight)):
-            # a finite sum has finite terms, and takes no memory to find
-            if tensor is None or math.isfinite(tensor.sum()):
+            # a finite sum has finite terms, and takes no memory to find; whole numbers are finite
+            if tensor is None or not tensor.is_floating_point() or math.isfinite(tensor.sum()):
                 continue
             bad = (~torch.isfinite(tensor.reshape(phi.shape[0], -1))).any(1).nonzero()
             if len(bad):

@@ -109,4 +109,6 @@ def _sum(tensor: Tensor, models: int) -> Tensor:
 
 def chosen(take: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The new tensor of the models whose solve counts, the old one of the others."""
+    if not take.ndim and route.may_branch(take):
+        return new if bool(take) else old  # no copy
     return torch.where(take.reshape(take.shape + (1,) * (new.ndim - take.ndim)), new, old)

@@ -23,7 +23,10 @@ from . import route
 from .linalg import Factor, Solution
 from .systems import Moments
 
-_COLUMNS = 256  # betas times outputs whose predictions are made at once
+# Of a residual's norm, to which a few products make it: the scores are then good to about 1e-10 and 1e-7. The second one and
+# float32 are for so many multiplications that they pay.
+_TOLERANCE, _QUICK_TOLERANCE, _QUICK = 1e-6, 1e-4, 1 << 26
+_ROWS, _COLUMNS = 2048, 1024  # whose parts of the residuals are made at once
 
 
 class PathRows(NamedTuple):
@@ -59,9 +62,9 @@ class RidgePath:
             self.values = self.values.clamp(min=0)
             self.right = self.basis.T @ Y
         else:
-            G, C = torch.zeros((), dtype=dtype, device=phi.device), torch.zeros((), dtype=dtype, device=phi.device)
+            G, C, self.squares = (torch.zeros((), dtype=dtype, device=phi.device) for _ in range(3))
             for X, Y in self._pieces():
-                G, C = G + X.T @ X, C + X.T @ Y
+                G, C, self.squares = G + X.T @ X, C + X.T @ Y, self.squares + Y.square().sum()
             self.diagonal = G.diagonal().mean()
             w, self.basis = torch.linalg.eigh(G)
             self.values = w.clamp(min=0)
@@ -93,26 +96,60 @@ class RidgePath:
 
     def leave_one_out(self, betas: Tensor) -> Tensor:
         """The mean squared error over rows and outputs, each row predicted by the layer without it: one value a beta."""
-        o = self.rows.y.shape[1]
-        several = max(1, _COLUMNS // o)
-        sums = [torch.zeros_like(part) for part in betas.split(several)]
-        low = 0
-        for X, Y in [(self.basis, None)] if self.few else self._pieces():
-            T = X if self.few else X @ self.basis
-            squares = T.square()
-            for part, total in zip(betas.split(several), sums):
-                inverse = 1 / (self.values[:, None] + part)  # (m, betas)
-                fit = (T @ (self.right[:, None, :] * inverse[:, :, None]).flatten(1)).view(len(T), -1, o)
-                h = squares @ inverse
-                if Y is None:  # both the error and 1 - h vanish with beta: it is taken out of both
-                    left_out = fit / h.unsqueeze(-1)
-                else:
-                    if self.bias:
-                        h += self.rows.root[low : low + len(X)].square() / self.total
-                    left_out = (Y.unsqueeze(1) - fit) / (1 - h).unsqueeze(-1)
-                total += left_out.square().sum((0, 2))
-            low += len(T)
-        return torch.cat(sums) / self.total / o
+        n, o = self.rows.y.shape
+        least = int(betas.argmin())
+        shrunk = 1 / (self.values[:, None] + betas)  # (m, betas)
+        # the residuals of the least beta need all digits to come about; what is made of them does not
+        many = n * len(self.values) * o * len(betas) > _QUICK
+        quick = torch.float32 if many else self.dtype
+        left, right = self._differences(betas, least, _QUICK_TOLERANCE if many else _TOLERANCE)
+        mixed = torch.cat([torch.ones_like(betas)[None], right])  # of the least beta's residual and the parts
+        i, j = torch.triu_indices(len(mixed), len(mixed), device=betas.device)
+        pairs = mixed[i] * mixed[j] * torch.where(i == j, 1.0, 2.0)[:, None]
+        total = torch.zeros_like(betas)
+        for low in range(0, n, _ROWS):
+            X, Y = (self.basis[low : low + _ROWS], None) if self.few else self._piece(low, low + _ROWS)
+            T = X if Y is None else X @ self.basis
+            rough = T.to(quick)
+            products = torch.zeros(len(T), len(i), dtype=self.dtype, device=T.device)
+            for part in torch.arange(o, device=T.device).split(max(1, _COLUMNS // len(mixed))):
+                R = self.right[:, part]
+                fit = T @ (R * shrunk[:, least, None])
+                E = betas[least] * fit if Y is None else Y[:, part] - fit
+                moved = rough @ (left[:, :, None] * R[:, None]).flatten(1).to(quick)
+                parts = torch.cat([E.to(quick), moved], 1).view(len(T), len(mixed), -1)
+                products += (parts @ parts.mT)[:, i, j]
+            squares = (products @ pairs).clamp(min=0)  # of the residuals, (rows, betas)
+            if Y is None:  # both the residual and 1 - h vanish with beta, so that neither may be a difference
+                rest = (rough.square() @ (betas * shrunk).to(quick)).to(self.dtype)
+            else:
+                mean = self.rows.root[low : low + _ROWS].square() / self.total if self.bias else 0.0
+                rest = 1 - mean - (rough.square() @ shrunk.to(quick)).to(self.dtype)
+            total += (squares / rest.square()).sum(0)
+        return total / self.total / o
+
+    def _differences(self, betas: Tensor, least: int, tolerance: float) -> tuple[Tensor, Tensor]:
+        """Factors `(m, r)` and `(r, betas)` of what every beta adds to the residual of the least one.
+
+        The residuals of beta are those of the least one plus `T diag(difference) R`, and `T^T T` is diagonal. So singular
+        values of the differences, each row times the size of its part of the residual and each column by the residual's,
+        say how few products `T diag(.) R` give the residuals of all betas: some twenty for a hundred betas."""
+        w, lowest = self.values[:, None], betas[least]
+        difference = (betas - lowest) / ((w + lowest) * (w + betas))
+        along = self.right.square().sum(1, keepdim=True)  # of the targets, times w for many rows
+        if self.few:
+            difference, size = w * difference, along.sqrt()
+            norm = (along * (betas / (w + betas)).square()).sum(0)
+        else:
+            size = (w * along).sqrt()
+            along = torch.where(w > w.amax() * torch.finfo(w.dtype).eps * len(w), along / w, torch.zeros_like(w))
+            across = (self.squares * (1 - 1e-12) - along.sum()).clamp(min=0)
+            norm = across + (along * (betas / (w + betas)).square()).sum(0)
+        norm = norm.sqrt().clamp(min=torch.finfo(w.dtype).tiny)
+        U, S, Vh = torch.linalg.svd(size * difference / norm, full_matrices=False)
+        rank = int((S > tolerance).sum())
+        left = torch.where(size > 0, U[:, :rank] / size, torch.zeros_like(size))
+        return left, S[:rank, None] * Vh[:rank] * norm
 
 
 def factors(moments: Moments, betas: Tensor) -> Iterator[Factor]:

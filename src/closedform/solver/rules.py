@@ -81,6 +81,13 @@ def majorise(
     return solution
 
 
+def moved(W: Tensor, update: Tensor) -> Tensor:
+    """`W + update`, in the memory of `update` where nothing is differentiated: of many outputs every copy counts."""
+    if torch.compiler.is_compiling() or W.requires_grad or update.requires_grad or W.shape != update.shape:
+        return W + update
+    return update.add_(W)
+
+
 def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solution:
     """Minimise the loss plus `lam |dW|^2`, for the squared losses exactly."""
     if isinstance(system, ClassRows):
@@ -170,7 +177,7 @@ class Penalised(Rule):
         value = _value(lam, memory, system, step, self._name, positive=self._name == "lambda")
         update, ok = fit(batch, old, system, value)
         ok = _positive(ok, lam, value)
-        new = update if old is None else old + update
+        new = update if old is None else moved(old, update)
         return Step(new if isinstance(mix, float) and mix == 1 else (1 - mix) * W + mix * new, {}, ok)
 
 
@@ -296,16 +303,19 @@ class Kalman(Rule):
             solution = majorise(batch, W, system, state.solve, solution, batch.inner_steps - 1)
         new = {form: state.matrix, "prior": prior, "noise": noise}
         reset = {form: filters.restarted(form, memory[form], memory["prior"], system)}
-        return Step(W + solution.update, new, solution.ok & (prior > 0).all(-1), reset)
+        return Step(moved(W, solution.update), new, solution.ok & (prior > 0).all(-1), reset)
 
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
         """Predictive variance `sigma^2 (1 + x^T P x)` of every output for extended features `X (..., n, D)`."""
         form = self._form(X.shape[-1])
         return (1 + filters.spread(form, memory[form], X)).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
 
-    def draws(self, W: Tensor, Z: Tensor, memory: Memory) -> Tensor:
-        """Layers from the posterior around `W (o, D)`, made of standard normal numbers `Z (n, o, D)`."""
+    def draws(
+        self, W: Tensor, n: int, memory: Memory, step: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """n layers from the posterior around `W (o, D)`: `(n, o, D)`."""
         form = self._form(W.shape[-1])
+        Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
         return W + memory["noise"].sqrt().unsqueeze(-1) * filters.draws(form, memory[form], Z)
 
 

@@ -3,7 +3,8 @@
 A perceptron is slow to learn functions with many ups and downs of one input (an hour of the day, a code). Cosines of the
 input with learned frequencies and phases make them easy: of each such input there are `waves` cosines, mixed into `MIXED`
 numbers that stand beside the inputs (the embedding of Gorishniy et al. with the bias and the densely connected input of
-Holzmueller et al.). The last layer sees the features and the plain inputs, so a solve contains the ridge regression.
+Holzmueller et al.). The last layer sees the features and the inputs, or other numbers that come with them for it alone: so a
+solve contains the ridge regression on those.
 
 The backward pass is written out, as in `networks`; `tests/test_periodic.py` holds it against autograd.
 """
@@ -28,16 +29,19 @@ SPEED = 5.0
 
 class PeriodicPerceptron:
     """Models `(M, ...)` on inputs `(1, n, inputs)`; `columns` are those with waves. The features are `(M, width, n)`, those
-    of the last hidden layer first and then the inputs.
+    of the last hidden layer first and then the inputs; or, where there are numbers for the last layer `alone`, these, which
+    stand behind the inputs: `(1, n, inputs + alone)`.
 
     Parameters, in this order and each with the models first: where there are columns, frequencies `(M, c, waves)`, phases,
     the mix `(M, c, MIXED, waves)` and the first layer's weight for it `(M, h, c MIXED)`; then weight and bias of each layer.
     """
 
-    def __init__(self, inputs: int, columns: Sequence[int], waves: int, hidden: Sequence[int], activation: str):
+    def __init__(
+        self, inputs: int, columns: Sequence[int], waves: int, hidden: Sequence[int], activation: str, alone: int = 0
+    ):
         self.inputs, self.columns, self.waves, self.hidden = inputs, list(columns), waves, list(hidden)
-        self.name = activation
-        self.width = self.hidden[-1] + inputs
+        self.name, self.alone = activation, alone
+        self.width = self.hidden[-1] + (alone or inputs)
         self.first = 4 if self.columns else 0  # parameters before those of the layers
         self._all = self.columns == list(range(inputs))
 
@@ -78,6 +82,7 @@ class PeriodicPerceptron:
 
     def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
         layers = params[self.first :]
+        x, last = self.parts(x)
         h = shared_layer(layers[0], layers[1], x.mT)
         waves = None
         if self.columns:
@@ -85,7 +90,11 @@ class PeriodicPerceptron:
             h = torch.baddbmm(h, params[3], waves[2])
         seen = forward_layers(h, layers[2:], self.activation)
         phi = seen[-1][1]
-        return torch.cat([phi, x.mT.expand(len(phi), -1, -1)], 1), (x, waves, seen)
+        return torch.cat([phi, last.mT.expand(len(phi), -1, -1)], 1), (x, waves, seen)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer sees, and what the last one does."""
+        return (x[..., : self.inputs], x[..., self.inputs :]) if self.alone else (x, x)
 
     def _waves(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The angles and their cosines `(M, c, waves, n)`, and the mix of the cosines `(M, c MIXED, n)`."""
@@ -136,6 +145,7 @@ class Member(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         params, columns = list(self.params), self.network.columns
         layers = params[self.network.first :]
+        x, last = self.network.parts(x)
         seen, weight = [x], layers[0]
         if columns:
             frequency, phase, mix, beside = params[:4]
@@ -145,4 +155,4 @@ class Member(nn.Module):
         h = self.network.activation.forward(torch.cat(seen, 1) @ weight.T + layers[1])
         for W, b in zip(layers[2::2], layers[3::2]):
             h = self.network.activation.forward(h @ W.T + b)
-        return torch.cat([h, x], 1)
+        return torch.cat([h, last], 1)

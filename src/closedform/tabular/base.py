@@ -21,13 +21,13 @@ from ..arrays import as_numpy, moments, one_thread
 from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
 from ..stack.periodic import PeriodicPerceptron
-from . import conformal, frames
+from . import conformal, frames, shrinking
 from .columns import Preparation
 from .loop import Engine, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
 from .networks import Networks
 from .rows import folds, merged
-from .scaling import centre_and_scale, scaled, wavy
+from .scaling import as_lines, centre_and_scale, scaled, straight, wavy
 from .settings import Settings
 
 STREAM = 0.1  # of the rate, for `partial_fit`, whose rate does not fall
@@ -111,6 +111,8 @@ class Estimator(Settings, ABC):
                 bar.close()
             self._note(engine, record)
             self._calibrate(rows)
+            self._finish()
+        self._fitted_parameters = self.get_params(deep=False)
         return self
 
     def _warm(self, engine: Engine) -> None:
@@ -140,6 +142,7 @@ class Estimator(Settings, ABC):
                 self._standardise(X, Y, weight)
                 self.engine_ = self._engine(X, len(X), Y.shape[1], seed)
                 self.loss_curve_, self.n_iter_, self._missed = [], 0, None
+                self._fitted_parameters = self.get_params(deep=False)
             engine = self.engine_
             rows = self._rows(engine, X, Y, weight)
             loss = 0.0
@@ -167,7 +170,6 @@ class Estimator(Settings, ABC):
         equal = np.full(engine.members, 1 / engine.members)
         self.shares_ = equal if best is None else _shares(best, len(self._bank(self._rows_fitted)))
         self._missed = best
-        self._finish()
 
     def _finish(self) -> None:
         """`coef_` and `intercept_` in the units of the targets."""
@@ -185,10 +187,15 @@ class Estimator(Settings, ABC):
 
     def _calibrate(self, rows: TrainingRows) -> None:
         """What the rows that were held out tell of the errors to come; nothing where there are none."""
-        self.distances_ = None
+        self.distances_, self.linear_share_ = None, 0.0
         if rows.held is None:
             return
-        self._judge(conformal.held_out(self.engine_, self.shares_, rows))
+        held = conformal.held_out(self.engine_, self.shares_, rows)
+        if isinstance(self.engine_, Networks) and min(len(rows.x), len(self.input_centre_)) <= shrinking.LARGEST:
+            inputs = self.engine_.network.parts(rows.x)[1]
+            held, layer, self.linear_share_ = shrinking.drawn(held, rows, inputs)
+            self.engine_.draw_to(layer, self.linear_share_)
+        self._judge(held)
 
     @abstractmethod
     def _judge(self, held: conformal.HeldOut) -> None:
@@ -210,7 +217,8 @@ class Estimator(Settings, ABC):
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, preparation: Preparation | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        X, y = frames.validated(self, X, y, reset=reset, preparation=preparation)
+        used = None if sample_weight is None else np.asarray(as_numpy(sample_weight)) != 0
+        X, y = frames.validated(self, X, y, reset=reset, preparation=preparation, used=used)
         Y = self._encoded(y, reset=reset)
         if sample_weight is None:
             return X, Y, None
@@ -228,6 +236,10 @@ class Estimator(Settings, ABC):
         self._rows_fitted = len(X)  # decides what "auto" means
         self.input_centre_, self.input_scale_ = centre_and_scale(X, weight)
         self.wavy_ = wavy(X)
+        drawn_in = scaled(X, self.input_centre_, self.input_scale_)
+        self.line_ = (
+            straight(X, Y, weight, drawn_in) if self.backbone is None else np.ones((3, X.shape[1])) * [[0], [1], [0]]
+        )
         self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -240,7 +252,15 @@ class Estimator(Settings, ABC):
         return TrainingRows(self._inputs(X).to(**kind), y, w)
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.from_numpy(scaled(X, self.input_centre_, self.input_scale_))
+        """What an engine takes: the columns drawn in and, where the last layer sees plain ones, these behind them."""
+        parts = [scaled(X, self.input_centre_, self.input_scale_)]
+        if self._plain:
+            parts.append(as_lines(X, self.line_))
+        return torch.from_numpy(np.concatenate(parts, 1))
+
+    @property
+    def _plain(self) -> bool:
+        return bool(self.line_[2].any())
 
     # ---- Predicting ------------------------------------------------------------------------------
 
@@ -270,7 +290,10 @@ class Estimator(Settings, ABC):
     def _engine(self, X: np.ndarray, n: int, outputs: int, seed: int) -> Engine:
         inputs, members = X.shape[1], self._members(n)
         columns = self._wave_columns(self.wavy_)
-        network = PeriodicPerceptron(inputs, columns, self._waves(len(columns)), self._hidden(n), self.activation)
+        alone = inputs if self._plain else 0
+        network = PeriodicPerceptron(
+            inputs, columns, self._waves(len(columns)), self._hidden(n), self.activation, alone
+        )
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(
                 network,

@@ -12,7 +12,7 @@ from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
 from .columns import Preparation
 
-ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "target_mean_", "target_scale_")
+ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "line_", "target_mean_", "target_scale_")
 ATTRIBUTES = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
 
 
@@ -75,6 +75,7 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
         estimator.classes_ = np.array(header["classes"]["values"], dtype=np.dtype(header["classes"]["dtype"]))
     _restore_engine(estimator, {k[len("engine.") :]: v for k, v in tensors.items() if k.startswith("engine.")})
     estimator._finish()
+    estimator._fitted_parameters = estimator.get_params(deep=False)
     return estimator
 
 

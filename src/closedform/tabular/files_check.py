@@ -72,8 +72,14 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
     }
     for name, length in (lengths | {"shares_": members}).items():
         check_tensor(tensors, name, (length,), torch.float64)
-    if min(inputs, outputs) < 1 or min(float(tensors[name].min()) for name in ("input_scale_", "target_scale_")) <= 0:
-        raise ValueError("a scale is not positive, or there are no inputs or targets")
+    check_tensor(tensors, "line_", (3, inputs), torch.float64)
+    if min(inputs, outputs) < 1:
+        raise ValueError("there are no inputs or targets")
+    scales = (tensors["input_scale_"], tensors["target_scale_"], tensors["line_"][1])
+    if min(float(scale.min()) for scale in scales) <= 0:
+        raise ValueError("a scale is not positive")
+    if float(tensors["line_"][2].min()) < 0:
+        raise ValueError("a column's reach is negative")
     if not bool(((tensors["wavy_"] == 0) | (tensors["wavy_"] == 1)).all()):
         raise ValueError("wavy_ must be 0 or 1 for every input")
     if float(tensors["shares_"].min()) < 0:
@@ -84,7 +90,7 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
     ):
         raise ValueError(f"missed must be {members} numbers of float64")
     for name in tensors:
-        if not name.startswith("engine.") and name not in (*lengths, "shares_", "missed", "distances"):
+        if not name.startswith("engine.") and name not in (*lengths, "line_", "shares_", "missed", "distances"):
             raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
 
 

@@ -26,10 +26,17 @@ HINT = "; a column of the type 'category' is taken as texts"
 
 
 def validated(
-    estimator: Any, X: Any, y: Any = NO_TARGET, *, reset: bool, preparation: Preparation | None = None
+    estimator: Any,
+    X: Any,
+    y: Any = NO_TARGET,
+    *,
+    reset: bool,
+    preparation: Preparation | None = None,
+    used: np.ndarray | None = None,
 ) -> Any:
     """`X` as an array of finite numbers, and `y` with it if it is passed. With `reset`, in `fit`, the estimator gets
-    `preparation_`, `n_features_in_` and `feature_names_in_`; without, they are what is expected."""
+    `preparation_`, `n_features_in_` and `feature_names_in_`; without, they are what is expected. Where a mask `used` of rows
+    is passed, the others do not shape the preparation."""
     X, y = as_numpy(X), as_numpy(y)
     frame = as_frame(X)
     if reset:
@@ -42,7 +49,8 @@ def validated(
     if frame is not None and plain and is_numeric(frame):
         result = _array(estimator, frame, y, reset)
         if reset:
-            estimator.preparation_ = preparation or _numeric(frame, result if _is_alone(y) else result[0])
+            rows = _rows(used, len(frame))
+            estimator.preparation_ = preparation or _numeric(frame, (result if _is_alone(y) else result[0])[rows])
         return result
     if frame is not None and preparation is None and not reset:
         return _array(estimator, frame, y, reset)  # it was fitted on an array: scikit-learn says what is wrong
@@ -50,7 +58,7 @@ def validated(
     if not len(frame):
         raise TableError("X has no rows; expected at least 1")
     if preparation is None:
-        preparation = choose(frame, hint=HINT)
+        preparation = choose(frame, rows=_rows(used, len(frame)), hint=HINT)
         for remark in preparation.remarks:
             warnings.warn(f"{remark[0].upper()}{remark[1:]}.", UserWarning, stacklevel=2)
     prepared = preparation.transform(frame)
@@ -69,6 +77,12 @@ def for_prepared(estimator: Any) -> Any:
         vars(model).pop(name, None)
     model.n_features_in_ = width
     return model
+
+
+def _rows(used: np.ndarray | None, n: int) -> np.ndarray:
+    """The rows that a preparation is made from; all of them where the mask is none, which is complained of later."""
+    sound = used is not None and used.shape == (n,) and used.any()
+    return np.flatnonzero(used) if sound else np.arange(n)
 
 
 def _is_alone(y: Any) -> bool:

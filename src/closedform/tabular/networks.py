@@ -163,6 +163,13 @@ class Networks:
         phi, _ = self.network.forward([view.double() for view in self.params.views], x.double()[None])
         return phi.permute(2, 0, 1).flatten(1)
 
+    @torch.no_grad()
+    def draw_to(self, layer: Tensor, share: float) -> None:
+        """Move every member's layer by this share of the way to one that sees the inputs alone, `(o, inputs + 1)`."""
+        beside = layer.shape[1]
+        self.head.mul_(1 - share)
+        self.head[:, :, -beside:] += share * layer.to(self.head.dtype)
+
     def layer(self, shares: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean of the members as one linear layer on their features: `(outputs, members * width)` and
         `(outputs,)`."""

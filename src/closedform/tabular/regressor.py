@@ -18,13 +18,13 @@ from .base import Estimator
 class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     """Regression by small neural networks whose last layer is solved in closed form at every step.
 
-    Inputs are centred, scaled and drawn in at the ends, and targets standardised, inside. The networks see numbers as they
-    are and through waves; the last layer sees their features and the scaled inputs, so that ridge regression on those is
-    among its solutions. Far outside the numbers trained on, predictions level off. By default several networks are trained
-    side by side at up to four levels, from tables with little noise (no weight decay, a short memory of the last layer) to
-    tables with much of it. Errors on rows that they hold out, which cost nothing (see `closedform.tabular.networks`),
-    choose the epoch that is kept of each and how much each level counts. The same rows give `predict_interval` its
-    intervals.
+    Inputs are centred, scaled and drawn in at the ends as by a logarithm, and targets standardised, inside. The networks see
+    numbers as they are and through waves; the last layer sees their features and the inputs, drawn in or plain, whichever a
+    ridge regression does better with. As far as held-out rows say that it pays, every layer is drawn to that ridge
+    regression: where the truth is a line, so is the model. By default several networks are trained side by side at up to
+    four levels, from tables with little noise (no weight decay, a short memory of the last layer) to tables with much of it.
+    Errors on rows that they hold out, which cost nothing (see `closedform.tabular.networks`), choose the epoch that is kept
+    of each and how much each level counts. The same rows give `predict_interval` its intervals.
 
     Parameters
     ----------
@@ -59,6 +59,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     loss_curve_ : mean squared error of the scaled targets in every epoch, after the solves; `validation_curve_` is that of
         the rows held out.
     shares_ : how much each member counts.
+    linear_share_ : how far the members were drawn to the ridge regression, from 0 to 1.
     n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn.
     preparation_ : after a fit on a data frame, what each column was taken for (`preparation_.descriptions()`); texts,
         categories, dates and missing values are taken as `closedform train` takes them.

@@ -1,14 +1,24 @@
-"""Numbers of a table as networks want them: about zero, of about one unit, and never far out."""
+"""Numbers of a table as networks want them: about zero, of about one unit, and not far out."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-FAR = 3.0  # no scaled number is farther from zero than this
+from ..arrays import moments
+from ..solver.path import RidgePath
+
+FAR = 3.0  # from here on a scaled number grows as its logarithm does
 MOST_WAVES = 16  # cosines of one column
 ALL_WAVES = 640  # of all columns together, which bounds the time of a step
 LEAST_WAVES = 4
 MOST_COLUMNS = 256  # with waves; tables with more have none
+# Of `straight`: the betas of its ridge over the weight of all rows; by how much the plain columns must be better; how far
+# they may go, in the farthest number trained on; and how many rows it looks at, and what rows times columns squared may be
+BETAS = (1e-6, 1e-4, 1e-2, 1.0)
+MARGIN = 0.98
+BEYOND = 10.0
+ROWS, LEAST_ROWS, WORK = 20_000, 200, 4_000_000_000
 
 
 def centre_and_scale(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,14 +45,51 @@ def centre_and_scale(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def scaled(X: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """`v / sqrt(1 + (v / FAR)^2)` of `v = (X - centre) / scale`: nearly `v` where that is small, and within `FAR` of zero.
+    """`FAR asinh(v / FAR)` of `v = (X - centre) / scale`: nearly `v` where that is small, and far out its logarithm.
 
-    >>> scaled(np.array([[2.0], [3.0], [1e300]]), np.array([2.0]), np.array([1.0])).round(2).ravel().tolist()
-    [0.0, 0.95, 3.0]
+    >>> scaled(np.array([[2.0], [3.0], [1e3], [1e6]]), np.array([2.0]), np.array([1.0])).round(1).ravel().tolist()
+    [0.0, 1.0, 19.5, 40.2]
     """
     with np.errstate(over="ignore"):
         v = np.clip((X / scale - centre / scale) / FAR, -1e100, 1e100)
-    return FAR * v / np.sqrt(1 + v * v)
+    return FAR * np.arcsinh(v)
+
+
+def straight(X: np.ndarray, Y: np.ndarray, weight: np.ndarray, drawn_in: np.ndarray) -> np.ndarray:
+    """How the last layer sees the columns: `(3, columns)`, a centre, a scale and how far from zero the scaled number may be.
+
+    A line in a column with a long tail is no line in the column drawn in, and the other way round. So the targets are
+    regressed on both, and the one with the lower leave-one-out error stays. Where that is the column drawn in, the last
+    row is zero.
+    """
+    centre, scale = moments(X, weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain = X / scale - centre / scale
+    reach = BEYOND * np.abs(plain).max(0)
+    kept = _some(*X.shape)
+    betas = torch.tensor(BETAS, dtype=torch.float64) * weight[kept].sum()
+    targets, weights = torch.from_numpy(Y[kept]), torch.from_numpy(weight[kept])
+    if not np.isfinite(plain).all():
+        return np.stack([centre, scale, np.zeros_like(reach)])
+    errors = [
+        float(RidgePath(torch.from_numpy(inputs[kept]), targets, weights).leave_one_out(betas).min())
+        for inputs in (plain, drawn_in)
+    ]
+    better = errors[0] < MARGIN * errors[1]
+    return np.stack([centre, scale, reach if better else np.zeros_like(reach)])
+
+
+def _some(n: int, columns: int) -> np.ndarray:
+    """Rows to judge by, so many that it takes a second at most."""
+    count = min(n, ROWS, max(LEAST_ROWS, WORK // columns**2))
+    return np.linspace(0, n - 1, count).round().astype(int)
+
+
+def as_lines(X: np.ndarray, line: np.ndarray) -> np.ndarray:
+    """The columns as `straight` says the last layer sees them."""
+    centre, scale, reach = line
+    with np.errstate(over="ignore"):
+        return np.clip(X / scale - centre / scale, -reach, reach)
 
 
 def wavy(X: np.ndarray) -> np.ndarray:

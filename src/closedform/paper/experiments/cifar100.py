@@ -52,7 +52,7 @@ def name(config: dict[str, Any]) -> str:
     words = f"{config['optimizer']}, batch size {config['batch_size']}, {config['method']}, rate {config['lr']:g}"
     words += "".join(f", {key} {config[key]:g}" for key in SETTINGS[1:] if config[key] is not None)
     words += "".join(f", {key} {config[key]}" for key in DESIGN if config[key] != USUAL[key])
-    return f"{words}, {config['epochs']} epochs, seed {config['seed']}"
+    return f"{words}, {config['epochs']} epoch{'s' * (config['epochs'] > 1)}, seed {config['seed']}"
 
 
 # ---- One run -------------------------------------------------------------------------------------
@@ -66,7 +66,12 @@ def _data(seed: int, limit: int | None, source: Any, device: str) -> DeviceImage
 
 
 def train(
-    config: dict[str, Any], *, device: str, folder: Path | None = None, deadline: float | None = None
+    config: dict[str, Any],
+    *,
+    device: str,
+    folder: Path | None = None,
+    deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train one configuration, see `classifier.trained`."""
     model = classifier(config, _data(config["seed"], config["limit"], config["source"], device))
@@ -78,6 +83,7 @@ def train(
         probabilities=final,
         folder=folder,
         deadline=deadline,
+        progress=progress,
     )
 
 

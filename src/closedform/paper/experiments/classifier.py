@@ -332,6 +332,7 @@ def trained(
     folder: Path | None = None,
     every_s: float = 60.0,
     deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train a model to its end, and return what is noted of it: a row for every mark, and where it ran.
 
@@ -349,6 +350,7 @@ def trained(
             every_s=every_s,
             name=key,
             deadline=left,
+            progress=progress,
         )
     if checkpoint is not None and distributed.place()[0] == 0:
         checkpoint.unlink(missing_ok=True)

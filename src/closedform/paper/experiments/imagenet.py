@@ -152,7 +152,7 @@ def name(config: dict[str, Any]) -> str:
     """A configuration in a few words."""
     words = f"{config['method']}, batch size {config['batch_size']}, rate {config['lr']:g}"
     words += "".join(f", {key} {config[key]:g}" for key in SETTINGS if config[key] is not None)
-    return f"{words}, {config['epochs']} epochs, seed {config['seed']}"
+    return f"{words}, {config['epochs']} epoch{'s' * (config['epochs'] > 1)}, seed {config['seed']}"
 
 
 # ---- One run -------------------------------------------------------------------------------------
@@ -183,6 +183,7 @@ def train(
     captured: bool = True,
     folder: Path | None = None,
     deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train one configuration, see `classifier.trained`."""
     model = classifier(config, batches_of(config, device, images, workers), captured)
@@ -193,6 +194,7 @@ def train(
         folder=folder,
         every_s=EVERY_S,
         deadline=deadline,
+        progress=progress,
     )
     return noted | {"captured": model.captured, "processes": place()[1]}
 

@@ -129,7 +129,7 @@ def sentence(facets: Sequence[Facet], experiment: spec.Experiment) -> str:
     if len(contested) == 1:
         words += f" Its 95 % interval overlaps {'no other' if clear else 'another'}."
     elif contested:
-        words += f" The 95 % interval of the best overlaps no other in {clear or 'none'} of {len(contested)} cases."
+        words += f" The best one's 95 % interval is clear of all others in {clear} of {len(contested)} cases."
     return words
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ... import distributed, workers
 from ...files import claimed
+from ..pace import Pace
 from .grid import SweepError, digest
 from .records import Records
 
@@ -40,7 +41,8 @@ class OutOfTime(KeyboardInterrupt):
 class Work:
     """The runs of an experiment in a folder.
 
-    experiment: a module with `name(config)`, and `train(config, folder=, deadline=, **options)` that returns what is noted.
+    experiment: a module with `name(config)`, and `train(config, folder=, deadline=, progress=, **options)` that returns what
+        is noted, and calls `progress(step, steps)` meanwhile.
     wanted: the runs that can be done now, by what has been done, most wanted first.
     alike: the settings that runs which take equally long for an epoch have in common.
     deadline: a time of `time.time` after which nothing is started. A run that would not be finished by then, going by its
@@ -63,6 +65,7 @@ class Work:
         self.records = Records(out / RUNS)
         self.started: set[str] = set()
         self.failures: list[tuple[Config, str]] = []
+        self._pace, self._epochs = Pace(say, "The runs that are known so far"), 0.0  # done since the start
 
     def next(self) -> Config | None:
         """The first run that is wanted, fits into the time left and has not been started."""
@@ -83,6 +86,11 @@ class Work:
         ]
         return left > (1.1 * max(alike) * config["epochs"] if alike else 0)
 
+    def _tell(self, more: float = 0.0) -> None:
+        """Say how long all this takes, when it can be told; `more` epochs of a run are done."""
+        wanted = sum(config["epochs"] for config in self.wanted(self.records))
+        self._pace.at(self._epochs + more, self._epochs + wanted)
+
     def take(self, config: Config, result: Callable[[], dict[str, Any]]) -> None:
         """Note the result of a run, or why there is none."""
         name = self.experiment.name(config)
@@ -101,14 +109,18 @@ class Work:
             last = noted["rows"][-1]
             parts = [f"{part} {last[part]:.4f}" for part in ("validation", "test") if part in last]
             self.say(f"{name}: {', '.join(parts)}, {last['wall_s']:.0f} s")
+            self._epochs += config["epochs"]
+            self._tell()
 
     def here(self) -> None:
         """One after another, in this process (and in the others of torchrun)."""
         while (config := _of_the_first(self.next)) is not None:
+            shared = {"folder": self.out / CHECKPOINTS, "deadline": self.deadline, **self.options}
+            progress = lambda t, total, epochs=config["epochs"]: self._tell(epochs * t / total)  # noqa: E731
             self.take(
                 config,
-                lambda config=config: self.experiment.train(
-                    config, folder=self.out / CHECKPOINTS, deadline=self.deadline, **self.options
+                lambda config=config, shared=shared, progress=progress: self.experiment.train(
+                    config, progress=progress, **shared
                 ),
             )
 
@@ -119,6 +131,7 @@ class Work:
         shared = {"folder": self.out / CHECKPOINTS, "deadline": self.deadline, **self.options}
         try:
             while True:
+                self._tell()
                 while len(at_work) < count and (config := self.next()) is not None:
                     at_work[pool.submit(_work, self.experiment.__name__, config, shared, os.getpid())] = config
                 if not at_work:
