@@ -48,7 +48,7 @@ def test_the_width_of_a_sieve(columns, bumps):
 @pytest.mark.parametrize("treatment", ["linear", "sieve"])
 def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
     data, split, held = drawn()
-    contender = members.fitted(small(treatment), data, split, held, None)
+    (contender,) = members.fitted([small(treatment)], data, [split], held, None)
     design, first = contender.member.design, per_sample(contender.member.first)
     unseen = torch.cat([held, split.second])
     assert contender.crossed is not None
@@ -67,7 +67,7 @@ def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
 
 def test_features_that_saw_outcomes_are_not_cross_validated():
     data, split, held = drawn()
-    assert members.fitted(small("deep"), data, split, held, None).crossed is None
+    assert members.fitted([small("deep")], data, [split], held, None)[0].crossed is None
 
 
 def test_candidates_of_one_treatment_and_of_more():

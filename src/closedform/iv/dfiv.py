@@ -52,9 +52,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     Parameters
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
-    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
-        and cube, for up to 3 treatments without controls also bumps in a row, and the same of the instruments), "deep",
-        or "auto", which compares them and a line of treatment and controls on all rows (`closedform.iv.line`), which is
+    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (bumps in a
+        row for up to 3 treatments without controls, else square and cube, and the same of the instruments), "deep", or
+        "auto", which compares them and a line of treatment and controls on all rows (`closedform.iv.line`), which is
         taken where nothing is clearly better. The sieve takes part up to 10 treatments, learned features unless there is
         one treatment and no controls, where a sieve has every curve.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).

@@ -23,7 +23,7 @@ Beta = Union[float, per_sample]
 CHUNK = 4096  # rows whose features are made at a time
 
 
-class Networks(Protocol):
+class FeatureNetworks(Protocol):
     """Trained networks of treatment, instruments and controls."""
 
     @property
@@ -117,13 +117,13 @@ def outputs(net: torch.nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net(part).double() for part in x.split(CHUNK)])
 
 
-def _xi(model: Networks, o: Tensor | None) -> Tensor | None:
+def _xi(model: FeatureNetworks, o: Tensor | None) -> Tensor | None:
     return None if model.xi is None or o is None else outputs(model.xi, o)
 
 
 @torch.no_grad()
 def reestimated(
-    model: Networks,
+    model: FeatureNetworks,
     data: Data,
     split: Split,
     beta_1: Beta = BETA_1,
@@ -155,12 +155,12 @@ def reestimated(
 def _calibrated(W: Tensor, b: Tensor, phi: Tensor, psi: Tensor, free: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Stage one with a correction linear in its predictions and the controls, the last `free[2]` of phi's free columns."""
     d, own = len(W), slice(free[1] - free[2], free[1])
-    found = phi @ W.T + b
-    regressors = torch.cat([found, phi[:, own]], 1)
-    G, c = fit(regressors, psi - found, CALIBRATION, torch.arange(regressors.shape[1]) >= d)
-    made = W + G[:, :d] @ W
-    made[:, own] += G[:, d:]
-    return made, b + G[:, :d] @ b + c
+    predicted = phi @ W.T + b
+    regressors = torch.cat([predicted, phi[:, own]], 1)
+    G, c = fit(regressors, psi - predicted, CALIBRATION, torch.arange(regressors.shape[1]) >= d)
+    corrected = W + G[:, :d] @ W
+    corrected[:, own] += G[:, d:]
+    return corrected, b + G[:, :d] @ b + c
 
 
 def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> Tensor:

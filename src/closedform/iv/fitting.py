@@ -187,14 +187,13 @@ def train(
         if tick is not None:
             tick.close()
         return [], tried, [first], held
-    contenders, splits = [best], [first]
-    for k in range(1, settings.members):
-        part = split(k // 2)
-        part = Split(part.second, part.first) if k % 2 else part
-        design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
-        stage_one = None if ridges is None else ridges[min(k, len(ridges) - 1)][0]
-        splits.append(part)
-        contenders.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
+    others = range(1, settings.members)
+    splits = [split(k // 2) for k in others]
+    splits = [Split(part.second, part.first) if k % 2 else part for k, part in zip(others, splits)]
+    designs = [replace(best.member.design, seed=(seed + 1000 * k) % 2**31) for k in others]
+    firsts = None if ridges is None else [ridges[min(k, len(ridges) - 1)][0] for k in others]
+    contenders = [best, *members.fitted(designs, data, splits, held, settings.backbone, tick, firsts)]
+    splits = [first, *splits]
     if tick is not None:
         tick.close()
     return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, splits, held

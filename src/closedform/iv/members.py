@@ -13,7 +13,7 @@ with the one that was chosen so, on the held-out rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..solver.rules import Kalman, Proximal
 from . import DFIV, Data, Layers, Rules, Split, evaluation, networks, reestimated, train
 from .evaluation import Scale
 from .line import Rival
+from .loop import can_stand_side_by_side, train_side_by_side
 
 FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
@@ -206,18 +207,57 @@ def _rules(design: Design) -> Rules:
 
 
 def fitted(
-    design: Design,
+    designs: Sequence[Design],
     data: Data,
-    split: Split,
+    splits: Sequence[Split],
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
-    first: float | None = None,
-) -> Contender:
-    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one, None chooses it."""
+    firsts: Sequence[float | None] | None = None,
+) -> list[Contender]:
+    """Train members, those of one shape side by side, and solve for the layers that each may take; `firsts` are the ridges
+    of stage one, None chooses them."""
+    models = [_model(design, backbone) for design in designs]
+    groups: dict[Design, list[int]] = {}
+    for k, design in enumerate(designs):
+        groups.setdefault(replace(design, inner=0.0, seed=0), []).append(k)
+    for shape, group in groups.items():
+        alike, own_splits = [models[k] for k in group], [splits[k] for k in group]
+        if len(group) > 1 and can_stand_side_by_side(alike, own_splits, shape.batch):
+            _train(alike, data, own_splits, [designs[k] for k in group], tick)
+        else:
+            for k in group:
+                _train([models[k]], data, [splits[k]], [designs[k]], tick)
+    firsts = [None] * len(designs) if firsts is None else firsts
+    return [_contender(*parts, data, held) for parts in zip(designs, models, splits, firsts)]
+
+
+def _train(
+    models: Sequence[DFIV],
+    data: Data,
+    splits: Sequence[Split],
+    designs: Sequence[Design],
+    tick: Callable[[], None] | None,
+) -> None:
+    design = designs[0]
+
+    def after(t: int) -> None:
+        if tick is not None:
+            for _ in models:
+                tick()
+
+    options = {"iterations": design.iterations, "batch_size": design.batch, "lr": design.learning_rate}
+    options |= {"fresh": design.treatment != "backbone", "after": after}
+    if len(models) == 1:
+        train(models[0], data, splits[0], seed=design.seed, **options)
+    else:
+        train_side_by_side(models, data, splits, seeds=[design.seed for design in designs], **options)
+
+
+def _model(design: Design, backbone: nn.Module | None) -> DFIV:
     psi, phi, xi, widths = build(design, backbone)
     image = design.treatment == "backbone"
-    model = DFIV(
+    return DFIV(
         psi,
         phi,
         xi,
@@ -230,17 +270,10 @@ def fitted(
         order="solve",
         generator=torch.Generator().manual_seed(design.seed + 1),
     )
-    train(
-        model,
-        data,
-        split,
-        iterations=design.iterations,
-        batch_size=design.batch,
-        lr=design.learning_rate,
-        fresh=not image,
-        seed=design.seed,
-        after=None if tick is None else lambda _: tick(),
-    )
+
+
+def _contender(design: Design, model: DFIV, split: Split, first: float | None, data: Data, held: Tensor) -> Contender:
+    psi, phi, xi = model.psi, model.phi, model.xi
     for net in model.modules():
         net.eval().requires_grad_(False)
     rows = data.rows(held)
@@ -334,7 +367,7 @@ def chosen(
     """The best of several designs, which come from simple to complex, and the losses of all. Before them comes the line,
     where there is one; None in place of the best says that it is the line."""
     first, ridge = (None, None) if ridges is None else ridges[0]
-    contenders = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
+    contenders = fitted(designs, data, [split] * len(designs), held, backbone, tick, [first] * len(designs))
     losses = [pooled([contender], ridge)[0].losses for contender in contenders]
     crossed = {k: _least(_all_crossed([c])) for k, c in enumerate(contenders) if c.crossed is not None}
     rivals: list[Contender | None] = [*contenders]

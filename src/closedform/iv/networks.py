@@ -17,12 +17,14 @@ BUMPED = 3  # columns, up to which a sieve has bumps
 class Beside(nn.Module):
     """`[x, net(x)]`: the inputs are features too, so that what is linear need not be learned."""
 
+    on_last_axis = True  # see `stack.modules`
+
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.net(x)], 1)
+        return torch.cat([x, self.net(x)], -1)
 
 
 class Bumps(NamedTuple):

@@ -14,12 +14,13 @@ from ..arrays import moments, one_thread
 from ..parameters import are_sizes, is_count, is_positive
 from ..solver.lambdas import relative
 from ..solver.rules import Kalman, Proximal, Rule
+from ..stack import loop
 from . import two_stages
 from .algorithm import DFIV, Rules
 from .effects import check_level
 from .evaluation import outputs
 from .fqe import FittedQ
-from .loop import Data, Split, batches, iterate, train
+from .loop import Data, Iterations, Split, batches, train
 from .policy_features import ActionFeatures, Difference
 from .transitions import Actions, Transitions, checked, states_of, warn_of_never_taken
 
@@ -207,7 +208,7 @@ class PolicyEvaluator:
             rows = next(drawn)
             return lambda: fitted.step(data.X[rows], data.y[rows])
 
-        iterate(fitted.set_lr, draw, iterations=self.max_iter, lr=self.learning_rate)
+        loop.train(Iterations(fitted, draw, self.max_iter, self.learning_rate))
         return fitted.head.W[0]
 
     def _solve(
@@ -228,7 +229,7 @@ class PolicyEvaluator:
         size = phi.square().mean(0).sqrt()
         size = torch.where(size > 0, size, 1.0)
         group, groups = self._groups(data)
-        self._sums = two_stages.Sums.of(phi / size, psi / size, r, group, groups)
+        self._sums = two_stages.StageSums.of(phi / size, psi / size, r, group, groups)
         self._beta = torch.full((len(size),), SECOND, dtype=torch.float64)
         self._beta[0] = LEVEL
         self._size, self.features_ = size, features
