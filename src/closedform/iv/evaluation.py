@@ -95,6 +95,12 @@ class Layers:
         xi = self.xi(xi)
         return torch.cat([psi, xi, (psi[:, :, None] * xi[:, None, :]).flatten(1)], 1)
 
+    def free(self, columns: int, free: tuple[int, int, int]) -> Tensor:
+        """Which columns of `_second` have no ridge, where the first `free` features of psi, phi and xi have none."""
+        d, q = len(self.psi.mean), 0 if self.xi is None else len(self.xi.mean)
+        column = torch.arange(columns)
+        return (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
+
     def structural(self, psi: Tensor, xi: Tensor | None) -> Tensor:
         """The structural function from the networks' features."""
         return self._second(self.psi(psi), xi) @ self.w.T + self.c
@@ -142,10 +148,7 @@ def reestimated(
     empty = torch.zeros(0, dtype=torch.float64)
     layers = Layers(*scales, W, b, empty, empty)
     F = layers._second(scales[1](phi2) @ W.T + b, xi)
-    d, q = psi.shape[1], 0 if xi is None else xi.shape[1]
-    column = torch.arange(F.shape[1])
-    marked = (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
-    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, marked)
+    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, layers.free(F.shape[1], free))
     return layers
 
 

@@ -26,7 +26,8 @@ from .transitions import Actions, Transitions, checked, states_of, warn_of_never
 
 METHODS = ("iv", "fqe", "lstd")
 GROUPS = 64  # of episodes, at most, which the bootstrap draws from
-FIRST, SECOND = 1e-6, 1e-7  # ridges of the last solve, a row, of features of size one
+# Ridges of the last solve, a row, of features of size one. The second is weak: a long horizon amplifies what a ridge does
+FIRST, SECOND = 1e-6, 1e-9
 BACKUPS = 3  # of Bellman's operator in a fit, over the horizon 1 / (1 - discount)
 LEVEL = 1e-12  # of the constant, which ridges leave alone
 
