@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import closedform.equations
 from closedform.equations import Box, Field, Problem, best_network, solve
 from closedform.equations.fields import Lazy
-from closedform.equations.problem import Batch
+from closedform.equations.problem import PointBatch
 from closedform.files import atomic
 from common import RESULTS, code, environment
 from equations_problems import CASES, Case
@@ -126,7 +126,7 @@ class Learned(nn.Module):
         layer = torch.cat([self.head.weight, self.head.bias[:, None]], 1)
         return torch.cat([layer.flatten(), self.numbers])
 
-    def loss(self, batches: list[Batch]) -> Tensor:
+    def loss(self, batches: list[PointBatch]) -> Tensor:
         """The sum of the mean squared residuals, as usual."""
         parts = [
             self.problem.residual(at, self.problem.features(self.backbone, at, batch), self.weights(), batch)

@@ -186,17 +186,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     parser.add_argument("--seeds", type=int, default=3, help="draws of each shape")
     parser.add_argument("--designs", nargs="+", choices=(*TABLES, *SHAPES), help="only these; others stay in the file")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="only these; others stay in the file")
     args = parser.parse_args()
     args.device = "cpu"
     torch.set_num_threads(1)
-    methods, path = installed(), args.out / "iv_peers-cpu.json"
+    methods, path = args.methods or installed(), args.out / "iv_peers-cpu.json"
     table = {row["design"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
     for name in args.designs or (SHAPES[::2] if args.quick else (*TABLES, *SHAPES)):
+        before = {result["method"]: result for result in table.get(name, {"results": []})["results"]}
         if name in TABLES:
             table[name] = on_table(name, methods)
         else:
             n, seeds = (300, range(20, 21)) if args.quick else (2000, range(20, 20 + args.seeds))
             table[name] = on_shape(name, methods, n, seeds)
+        results = before | {result["method"]: result for result in table[name]["results"]}
+        table[name]["results"] = [results[method] for method in METHODS if method in results]
         rows = [table[design] for design in (*TABLES, *SHAPES) if design in table]
         save(args, "iv_peers", "Beside linearmodels, econml and doubleml: estimates, intervals, errors, seconds.", rows)
 

@@ -38,6 +38,7 @@ def all_of_them() -> dict[str, Any]:
         "cifar100": _experiment("cifar100") | _images(),
         "imagenet": _imagenet(),
         "dfiv": _experiment("dfiv"),
+        "dfiv_members": _members(),
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "swap": _swap(),
@@ -80,6 +81,13 @@ def check(mark: re.Match[str], within: str = "") -> str | None:
 
 def _rows(name: str) -> list[dict]:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+
+
+def _members() -> dict[str, dict[str, float]]:
+    """The least and the largest share of the time that a fit of `DFIVRegressor` takes with its members side by side."""
+    rows = _rows("dfiv_members-cpu")
+    ratios = {count: [row["ratio"] for row in rows if row["members"] == count] for count in (2, 6)}
+    return {str(count): {"least": min(some), "most": max(some)} for count, some in ratios.items()}
 
 
 def _swap() -> dict[str, Any]:

@@ -484,6 +484,7 @@ def tabular_lambda() -> str:
 
 
 PEERS = ("closedform", "RealMLP-TD-S", "CatBoost", "LightGBM", "MLP", "linear")
+PARTLY = ("RealMLP-TD", "TabM", "LightGBM-TD", "CatBoost-TD")  # run on some tables; not ranked
 
 
 def _peers(classes: bool) -> dict[str, dict[str, dict]]:
@@ -527,13 +528,14 @@ def tabular_peers_summary() -> str:
     """closedform against each model, on tables that both have: errors as a geometric mean of ratios, tables won, time."""
     body = []
     regression = _peers(False)
-    for model in PEERS:
+    partly = [model for model in PARTLY if any(model in models for models in regression.values())]
+    for model in (*PEERS, *partly):
         ranks = [
             1 + sum(models[other]["rmse"] < models[model]["rmse"] for other in PEERS)
             for models in regression.values()
-            if all(other in models for other in PEERS)
+            if model in PEERS and all(other in models for other in PEERS)
         ]
-        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})"]
+        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})" if ranks else ""]
         if model == "closedform":
             body.append([*cells, "", "", "", ""])
             continue
@@ -755,6 +757,59 @@ def iv_peers() -> str:
     return _markdown(["method", *designs], body)
 
 
+def iv_coverage() -> str:
+    """How often intervals of an average effect hold the truth (docs/iv.md)."""
+    body = []
+    for row in _rows("iv_coverage-cpu"):
+        shares = row["shares"]["line" if row["what"] == "line" else "estimator"]
+        cells = [f"{100 * shares[level]:.0f}" for level in ("0.9", "0.95")]
+        plain = f"{100 * row['shares']['2SLS']['0.95']:.0f}" if row["what"] == "line" else ""
+        what = "the line" if row["what"] == "line" else "`DFIVRegressor`"
+        design = [str(row["instruments"]), str(row["F"]), str(row["controls"]), f"{row['n']:,}"]
+        body.append([what, *design, *cells, plain, f"{row['median']:.2f}", str(row["draws"])])
+    head = [
+        "instruments",
+        "F",
+        "controls",
+        "rows",
+        "90 %",
+        "95 %",
+        "95 % of two-stage least squares",
+        "median",
+        "draws",
+    ]
+    return _markdown(["", *head], body)
+
+
+def policy_errors() -> str:
+    """Median relative errors of the mean value of a policy, by task and noise (docs/policy.md)."""
+    from closedform.paper.experiments import policy
+
+    return policy.table(_rows("policy-cpu"))
+
+
+def policy_aims() -> str:
+    """Where the aims hold: half of learned FQE's error with noise, and 1.1 times the best baseline (docs/policy.md)."""
+    from closedform.paper.experiments import policy
+
+    medians = policy.errors(_rows("policy-cpu"))
+    cells = sorted({cell[:2] for cell in medians})
+    baselines = [name for name in policy.COLOURS if name not in policy.OURS]
+    body = []
+    for method in policy.OURS:
+        noisy = [cell for cell in cells if cell[1] >= 0.2]
+        half = [cell for cell in noisy if medians[(*cell, method)] <= 0.5 * medians[(*cell, "learned FQE")]]
+        above = [
+            cell for cell in cells if medians[(*cell, method)] > 1.1 * min(medians[(*cell, name)] for name in baselines)
+        ]
+        named = [", ".join(f"{task} {noise:g}" for task, noise in part) or "none" for part in (half, above)]
+        body.append(
+            [f'"{method}"', f"{len(half)} of {len(noisy)}: {named[0]}", f"{len(above)} of {len(cells)}: {named[1]}"]
+        )
+    head = ["at most half of learned FQE's error, with noise", "above 1.1 times the best baseline"]
+    return _markdown(["method", *head], body)
+
+
 def policy_intervals() -> str:
     """Why 90 % intervals of a policy's value miss the truth: bias, or a spread that is too short (docs/policy.md)."""
     body = []
@@ -807,10 +862,11 @@ def iv_card() -> str:
         ["ordinary least squares", f"{row['ordinary']:.4f}", ""],
         ["two-stage least squares", f"{row['two_stage']:.4f}", f"{low:.3f} to {high:.3f}"],
         [
-            "deep features, mean slope",
+            "`DFIVRegressor`",
             f"{row['deep']:.4f}",
-            f"{row['deep_low']:.3f} to {row['deep_high']:.3f} ({row['replicates']} replicates)",
+            "{:.3f} to {:.3f} ({})".format(*row["interval"], row["interval_from"]),
         ],
+        ["", "", f"{row['deep_low']:.3f} to {row['deep_high']:.3f} (bootstrap, {row['replicates']} replicates)"],
     ]
     return _markdown(["method", "a year of schooling", "95 % interval"], body)
 
@@ -856,7 +912,7 @@ if __name__ == "__main__":
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
-        dfpv, dfpv_low, iv_card, policy_intervals,
+        dfpv, dfpv_low, iv_card, iv_coverage, policy_errors, policy_aims, policy_intervals,
         fields, equations, equations_estimates,
     ):  # fmt: skip
         try:

@@ -4,7 +4,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import lambdas
-from closedform.stack import loop
+from closedform.stack import measuring
 from closedform.stack.models import Candidate, Stack
 from closedform.stack.networks import mlp
 
@@ -43,4 +43,7 @@ def stack(candidates, seeds=(0, 3), dtype=torch.float64, batch_size=8, **options
 def measured():
     """The sets on which the loop measures a stack."""
     X, Y = data()
-    return {"validation": loop.EvaluationSet(X[:, :40], Y[:, :40]), "test": loop.EvaluationSet(X[:, 40:], Y[:, 40:])}
+    return {
+        "validation": measuring.EvaluationSet(X[:, :40], Y[:, :40]),
+        "test": measuring.EvaluationSet(X[:, 40:], Y[:, 40:]),
+    }

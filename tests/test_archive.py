@@ -35,7 +35,7 @@ TENSORS = {
 def test_what_is_written_comes_back(tmp_path):
     header, tensors = archive.read(archive.write(tmp_path / "x", HEADER, TENSORS))
     assert header == HEADER
-    assert tensors.keys() == TENSORS.keys()
+    assert list(tensors) == list(TENSORS)
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)

@@ -25,13 +25,13 @@ from closedform.paper.experiments import (
     timing,
 )
 from closedform.paper.experiments.batches import DeviceImages
-from closedform.paper.experiments.cifar100_plan import Cell, Scale, Task
+from closedform.paper.experiments.cifar100_plan import Cell, PlannedTask, RunScale
 from closedform.paper.sweeps import grid, results
 from closedform.paper.sweeps.records import Records
 from closedform.paper.sweeps.work import OutOfTime
 
 ROOT = Path(__file__).parents[1]
-SMALL = Scale(epochs=2, search_epochs=1, seeds=2, limit=200, source="synthetic", net="small", precision="fp32")
+SMALL = RunScale(epochs=2, search_epochs=1, seeds=2, limit=200, source="synthetic", net="small", precision="fp32")
 METHODS = [method.key for method in cifar100_report.METHODS]
 
 
@@ -52,8 +52,8 @@ def silent(line):
 def folder(tmp_path_factory):
     """Every method at two batch sizes, and the studies of the proximal rule."""
     out = tmp_path_factory.mktemp("cifar100")
-    tasks = [Task(Cell("sgd", size, method)) for size in (32, 64) for method in METHODS]
-    tasks += [Task(Cell("sgd", 32, "proximal"), study) for study in ("design", "smoothing", "sweep")]
+    tasks = [PlannedTask(Cell("sgd", size, method)) for size in (32, 64) for method in METHODS]
+    tasks += [PlannedTask(Cell("sgd", 32, "proximal"), study) for study in ("design", "smoothing", "sweep")]
     cifar100.run(out, tasks, SMALL, say=silent)
     cifar100.collect(out)
     return out
@@ -79,7 +79,7 @@ def test_the_plan_has_every_batch_size_and_optimizer_and_says_what_is_wanted_mos
 
 def test_bad_wishes_are_named(tmp_path):
     with pytest.raises(ValueError, match="batch size 512 is larger than the training set of 160 images"):
-        cifar100.run(tmp_path, [Task(Cell("sgd", 512, "l2"))], SMALL)
+        cifar100.run(tmp_path, [PlannedTask(Cell("sgd", 512, "l2"))], SMALL)
     with pytest.raises(ValueError, match="there is no method 'hinge'"):
         cifar100_plan.chosen_tasks(None, None, ["hinge"], studies=True)
     with pytest.raises(ValueError, match="takes whole labels"):
@@ -122,22 +122,22 @@ def test_a_setting_that_a_study_has_tried_does_not_change_the_choice(tmp_path):
         score = 0.5 - abs(config["lr"] - 0.3) if config["lam"] > 100 else 0.9
         records.add(config, rows=[{"step": 10, "validation": score}])
 
-    while runs := cifar100_plan.next_runs(Task(cell), records, SMALL):
+    while runs := cifar100_plan.next_runs(PlannedTask(cell), records, SMALL):
         for config in runs:
             noted(config)
-    sweep = cifar100_plan.next_runs(Task(cell, "sweep"), records, SMALL)
+    sweep = cifar100_plan.next_runs(PlannedTask(cell, "sweep"), records, SMALL)
     assert {config["lam"] for config in sweep} == {1.0, 10.0, 100.0, 1e3, 1e6}
     for config in sweep:
         noted(config)
-    assert cifar100_plan.next_runs(Task(cell), records, SMALL) == []
-    design = cifar100_plan.next_runs(Task(cell, "design"), records, SMALL)
+    assert cifar100_plan.next_runs(PlannedTask(cell), records, SMALL) == []
+    design = cifar100_plan.next_runs(PlannedTask(cell, "design"), records, SMALL)
     assert {config["lam"] for config in design} == {1e4}
     assert {config["init"] for config in design} == {"zeros", "lecun", "xavier", "he"}
     assert sum(not config["bias"] for config in design) == sum(config["algorithm"] == 2 for config in design) == 1
 
 
 def test_a_seed_of_every_setting_comes_before_the_next_seed(tmp_path):
-    records, tasks = Records(tmp_path), [Task(Cell("sgd", 128, method)) for method in ("l2", "cross-entropy")]
+    records, tasks = Records(tmp_path), [PlannedTask(Cell("sgd", 128, method)) for method in ("l2", "cross-entropy")]
     order = []
     while runs := cifar100_plan.ordered(tasks, records, SMALL):
         order.append((runs[0]["stage"], runs[0]["seed"], runs[0]["method"]))
@@ -351,7 +351,7 @@ def test_the_table_and_the_report(folder):
 
 def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "copy")
-    tasks, out = [Task(Cell("sgd", 32, "l2"))], tmp_path / "copy"
+    tasks, out = [PlannedTask(Cell("sgd", 32, "l2"))], tmp_path / "copy"
     monkeypatch.setattr(cifar100, "train", lambda *a, **k: pytest.fail("ran again"))
     records = cifar100.run(out, tasks, SMALL, say=silent)
     assert cifar100.progress(tasks, records, SMALL) == ["sgd, batch size 32, l2, methods: finished"]
@@ -368,7 +368,7 @@ def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_pa
 
 def test_short_runs_alone_have_a_page_too(tmp_path):
     cell = Cell("sgd", 32, "l2")
-    work = cifar100.work(tmp_path, [Task(cell)], SMALL, "cpu", None, silent)
+    work = cifar100.work(tmp_path, [PlannedTask(cell)], SMALL, "cpu", None, silent)
     config = work.next()
     work.take(config, lambda: cifar100.train(config, device="cpu"))
     assert set(cifar100.collect(tmp_path)["study"]) == {"settings"}
@@ -387,7 +387,7 @@ def test_records_are_merged(folder, tmp_path):
 
 
 def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
-    tasks, lines = [Task(Cell("sgd", 32, "l2"))], []
+    tasks, lines = [PlannedTask(Cell("sgd", 32, "l2"))], []
     work = cifar100.work(tmp_path, tasks, SMALL, "cpu", None, lines.append)
     config = work.next()
     work.take(config, lambda: cifar100.train(config, device="cpu", folder=tmp_path / "checkpoints", deadline=0.0))
@@ -401,8 +401,8 @@ def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
 
 def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
     cell = Cell("sgd", 32, "l2")
-    work = cifar100.work(tmp_path, [Task(cell)], SMALL, "cpu", time.time() + 5, silent)
-    (first, *others) = cifar100_plan.next_runs(Task(cell), work.records, SMALL)
+    work = cifar100.work(tmp_path, [PlannedTask(cell)], SMALL, "cpu", time.time() + 5, silent)
+    (first, *others) = cifar100_plan.next_runs(PlannedTask(cell), work.records, SMALL)
     work.records.add(first, rows=[{"step": 5, "validation": 0.1, "wall_s": 100.0}])
     assert work.next() is None
     work.deadline = time.time() + 500
@@ -410,7 +410,7 @@ def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
 
 
 def test_several_runs_at_once_give_what_one_after_another_gives(tmp_path):
-    tasks = [Task(Cell("sgd", 32, method)) for method in ("l2", "kalman")]
+    tasks = [PlannedTask(Cell("sgd", 32, method)) for method in ("l2", "kalman")]
     alone = cifar100.table_of(cifar100.run(tmp_path / "alone", tasks, SMALL, say=silent))
     lines = []
     both = cifar100.table_of(cifar100.run(tmp_path / "both", tasks, SMALL, at_once=2, say=lines.append))
@@ -423,7 +423,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     train = cifar100.train
     wrong = lambda config, **kwargs: train(config, **kwargs) if config["method"] != "l2" else 1 / 0  # noqa: E731
     monkeypatch.setattr(cifar100, "train", wrong)
-    tasks = [Task(Cell("sgd", 32, method)) for method in ("l2", "etf")]
+    tasks = [PlannedTask(Cell("sgd", 32, method)) for method in ("l2", "etf")]
     with pytest.raises(grid.SweepError, match=r"3 runs failed, the first sgd, batch size 32, l2, .*ZeroDivisionError"):
         cifar100.run(tmp_path, tasks, SMALL, say=silent)
     assert len(Records(tmp_path / "runs")) == cifar100_plan.RUNS + SMALL.seeds

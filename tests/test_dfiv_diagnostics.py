@@ -209,7 +209,7 @@ def test_instruments_that_no_line_sees_are_not_weak():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_differences_are_of_what_the_treatment_does(seed):
     """Strong instruments beside controls give no pause; weak ones do."""
-    z, c, u = np.random.default_rng(seed).standard_normal((4, 500))[:3]
+    z, c, u = np.random.default_rng(seed).standard_normal((3, 1500))
     told = []
     for x in (z + 0.5 * u + c, 0.05 * z + u + c):
         model = DFIVRegressor(treatment="linear", lam_inner=0.01, random_state=0)

@@ -33,7 +33,7 @@ def design(n=400, seed=0, controls=False):
 @pytest.fixture(scope="module")
 def fitted():
     X, y, Z, W = design(controls=True)
-    return DFIVRegressor(**SMALL).fit(X, y, Z=Z, W=W), (X, y, Z, W)
+    return DFIVRegressor(**SMALL, treatment="deep").fit(X, y, Z=Z, W=W), (X, y, Z, W)
 
 
 @pytest.mark.parametrize(("name", "published"), [("card", 0.1315), ("mroz", 0.0614)])

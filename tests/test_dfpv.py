@@ -153,7 +153,8 @@ def test_the_summary_is_of_the_treatment():
         with pytest.raises(ValueError, match="columns of A are rain, price"):
             model.bootstrap(table[["rain", "price"]], y, **proxies, replicates=1)
     noise = np.random.default_rng(2).standard_normal((300, 1))
-    weak = DFPVRegressor(SMALL).fit(A, y, Z=noise, W=W).summary()
+    learned = clone(SMALL).set_params(treatment="linear")
+    weak = DFPVRegressor(learned).fit(A, y, Z=noise, W=W).summary()
     assert [text for text in weak.warnings if text.startswith("weak proxies")]
     assert [text for text in weak.warnings if text.startswith("ill-posed")]
     assert not [text for text in weak.warnings if "different values" in text]

@@ -367,7 +367,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_numbers(tmp_path, linear):
         solve(problem, network(LINE, 10), **{**options, "steps": 13})
     steps = []
     resumed = solve(problem, network(LINE, 10), **options, progress=lambda step, *rest: steps.append(step))
-    assert steps[0] == 7  # the seventh step was not saved
+    assert 1 < steps[0] <= 7  # from the last look up before the seventh step, which was not saved
     assert torch.equal(resumed.weights, whole.weights)
     assert resumed.losses == whole.losses
     assert not options["checkpoint"].exists()

@@ -1,7 +1,5 @@
 """The examples run, are short, and show what they say."""
 
-import importlib.util
-import sys
 import warnings
 from pathlib import Path
 
@@ -9,15 +7,9 @@ import pytest
 import torch
 
 from .helpers import relative
+from .scripts import example
 
 FOLDER = Path(__file__).parents[1] / "examples"
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_loss_of_ones_own(capsys):

@@ -21,8 +21,9 @@ from closedform.paper.data import burgers
 from closedform.paper.experiments import fno, fno_models, fno_samples, stacks
 from closedform.paper.report import panels, spec, summary
 from closedform.paper.report.thin import thin
-from closedform.paper.sweeps import results
-from closedform.stack import loop
+from closedform.paper.sweeps import grid, results
+from closedform.stack import measuring
+from closedform.stack.models import Stack
 
 from .scripts import ROOT, load
 
@@ -101,7 +102,7 @@ def test_data_are_fields_of_every_seed():
 def test_a_table_is_that_of_its_models(tmp_path):
     (config,) = jobs()
     table = fno.train(config, folder=tmp_path, device="cpu")
-    arrays = np.load(tmp_path / f"{fno.grid.digest(config)}.{fno_samples.FILE}")
+    arrays = np.load(tmp_path / f"{grid.digest(config)}.{fno_samples.FILE}")
     last = table[table["step"] == table["step"].max()]
     for method in ("l2", "ridge", "proximal", "kalman"):
         assert arrays[f"predicted-{method}"].shape == (3, 512)
@@ -190,11 +191,13 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 def test_errors_at_the_end_alone(tmp_path):
     (config,) = jobs()
     data = fno._of(config, "cpu")
-    stack = fno.Stack(
+    stack = Stack(
         [fno.backbone(0, 6, 3)], [m.candidate() for m in fno.models("sgd", "quick")], 1, batch_size=4, total=9
     )
     stack.feed(*data["train"])
-    history = loop.train(stack, loop.on({"test": data["test"]}), at=[3, 6], at_end=loop.on({"fine": data["fine"]}))
+    history = measuring.train(
+        stack, measuring.on({"test": data["test"]}), at=[3, 6], at_end=measuring.on({"fine": data["fine"]})
+    )
     assert [bool(torch.isnan(values).all()) for values in history.errors["fine"]] == [True, True, False]
     assert torch.equal(history.errors["fine"][-1], stack.evaluate(*data["fine"]))
     assert history.alive == list(range(16))
@@ -222,8 +225,7 @@ def test_the_command_stops_in_time_and_goes_on(tmp_path):
 def test_the_command_may_be_killed_and_goes_on(tmp_path):
     asked = [*QUICK, "--epochs", "150", "--out"]
     code = (
-        f"from closedform.paper.experiments import fno; fno.QUICK = {SMALL}\n"
-        "train = fno.loop.train; fno.loop.train = lambda *a, **k: train(*a, **k | {'every_s': 0})\n"
+        f"from closedform.paper.experiments import fno, stacks; fno.QUICK, stacks.EVERY_S = {SMALL}, 0.0\n"
         "from closedform.cli import main; main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *asked, str(tmp_path / "a")], stdout=subprocess.DEVNULL)

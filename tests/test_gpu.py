@@ -7,7 +7,8 @@ from torch.nn import functional as F
 import closedform as cf
 from closedform.iv.stacked import IVStack
 from closedform.solver import elimination, reference
-from closedform.stack import loop
+from closedform.stack import measuring
+from closedform.stack.loop import Checkpoint
 
 from . import cases
 from . import iv_stack_cases as iv
@@ -238,13 +239,13 @@ def test_a_captured_stack_of_operators_equals_the_cpus(optimizer, points, dtype,
 def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
     mixed = [stacked.Candidate(1e30), stacked.Candidate(1e30), *stacked.CANDIDATES.values()]
     X, Y = stacked.data(dtype=torch.float32)
-    sets, at = {"test": loop.EvaluationSet(X, Y)}, [8, 30, 60]
+    sets, at = {"test": measuring.EvaluationSet(X, Y)}, [8, 30, 60]
 
     def make():
         return stacked.stack(mixed, dtype=torch.float32, device="cuda")
 
     whole = make()
-    expected = loop.train(whole, loop.on(sets), at=at)
+    expected = measuring.train(whole, measuring.on(sets), at=at)
     assert len(whole.candidates) == len(stacked.CANDIDATES)
     assert torch.isinf(expected.errors["test"][-1][:, :2]).all()
 
@@ -253,8 +254,10 @@ def test_a_captured_stack_drops_what_diverges_and_resumes(tmp_path):
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        loop.train(make(), loop.on(sets), at=at, checkpoint=tmp_path / "a", every_s=0, progress=stop)
-    history = loop.train(make(), loop.on(sets), at=at, checkpoint=tmp_path / "a")
+        measuring.train(
+            make(), measuring.on(sets), at=at, checkpoint=Checkpoint(tmp_path / "a", every_s=0), progress=stop
+        )
+    history = measuring.train(make(), measuring.on(sets), at=at, checkpoint=Checkpoint(tmp_path / "a"))
     assert relative(history.errors["test"][-1][:, 2:], expected.errors["test"][-1][:, 2:]) < 1e-2
 
 

@@ -9,7 +9,7 @@ import closedform as cf
 from closedform.paper.data import cifar
 from closedform.paper.experiments import cifar100_model, cifar100_report, imagenet, imagenet_model
 from closedform.paper.experiments.batches import DeviceBatches, DeviceImages
-from closedform.paper.experiments.cifar100_plan import Cell, Scale
+from closedform.paper.experiments.cifar100_plan import Cell, RunScale
 from closedform.paper.sweeps.work import OutOfTime
 
 from . import cases
@@ -136,7 +136,7 @@ def made(config, device):
     return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 400, source="synthetic"), torch.device(device)))
 
 
-SMALL = Scale(epochs=2, limit=400, source="synthetic", net="small", precision="fp32")
+SMALL = RunScale(epochs=2, limit=400, source="synthetic", net="small", precision="fp32")
 
 
 def config_of(method, optimizer="sgd", batch_size=32, **changed):

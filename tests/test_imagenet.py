@@ -103,19 +103,19 @@ def test_a_damaged_image_is_named(tmp_path):
     listed = imagefolder.load(write_images(tmp_path / "images"))
     (tmp_path / "images" / "train" / "n01" / "0.png").write_bytes(b"\x89PNG\r\n")
     with pytest.raises(ValueError, match=r"n01/0.png cannot be read as an image"):
-        imagefolder.Images(listed.train, imagefolder.RandomCrop(8), 0)[0, 0]
+        imagefolder.FolderImages(listed.train, imagefolder.RandomCrop(8), 0)[0, 0]
 
 
 def test_what_is_random_about_an_image_comes_from_seed_epoch_and_number(folder):
     listed = imagefolder.load(folder)
-    images = imagefolder.Images(listed.train, imagefolder.RandomCrop(16), seed=1)
+    images = imagefolder.FolderImages(listed.train, imagefolder.RandomCrop(16), seed=1)
     first, label = images[2, 5]
     torch.rand(7)
     assert torch.equal(images[2, 5][0], first)
     assert label == listed.train.labels[5]
     assert first.shape == (3, 16, 16)
     assert first.dtype == torch.uint8
-    other_seed = imagefolder.Images(listed.train, imagefolder.RandomCrop(16), seed=2)
+    other_seed = imagefolder.FolderImages(listed.train, imagefolder.RandomCrop(16), seed=2)
     assert not torch.equal(images[3, 5][0], first)
     assert not torch.equal(other_seed[2, 5][0], first)
 

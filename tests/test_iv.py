@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.iv import DFIV, Data, Rules, Split, evaluation, linear, reestimated, reference, train
+from closedform.iv import DFIV, Data, Rules, Split, evaluation, linear, networks, reestimated, reference, train
 from closedform.iv.algorithm import ones, products
+from closedform.iv.loop import can_stand_side_by_side, train_side_by_side
 from closedform.solver import lambdas
 from closedform.solver import reference as cf_reference
+from closedform.stack.loop import Checkpoint
 from closedform.stack.networks import mlp
 
 from .helpers import relative
@@ -84,8 +86,8 @@ def test_fast_is_the_reference(method, covariates, n, fresh, seed):
     ours, theirs = models(RULES[method], covariates, seed)
     state = reference.State(theirs.first.W.clone(), theirs.second.W.clone())
     joint = [*theirs.psi.parameters(), *(theirs.xi.parameters() if covariates else [])]
-    step_Z = reference.Step(list(theirs.phi.parameters()), theirs.optimizers[0])
-    step_X = reference.Step(joint, theirs.optimizers[1])
+    step_Z = reference.GradientStep(list(theirs.phi.parameters()), theirs.optimizers[0])
+    step_X = reference.GradientStep(joint, theirs.optimizers[1])
     for t in range(3):
         data = problem(2 * n, seed=100 * seed + t, covariates=covariates)
         first = [(data.X[:n], data.Z[:n])]
@@ -272,20 +274,76 @@ def test_the_layers_of_training_predict_what_the_model_does(covariates):
     assert relative(evaluation.outcome_losses(model, layers, data), (expected - data.y).square()[:, 0]) < 1e-12
 
 
-def test_training_can_be_stopped_and_goes_on_to_the_same_bits():
+SIDE = RULES | {"kalman": Rules(cf.Kalman(0.9), cf.Proximal(lambdas.relative(0.1)), cf.Kalman(0.9))}
+
+
+def mlps(seed, rules, covariates, order):
+    """A model whose networks can stand side by side with others."""
+    g = torch.Generator().manual_seed(seed)
+    nets = [networks.beside([inputs, 5, width], g) for inputs, width in ((2, 4), (3, 3), (2, 2))][: 2 + covariates]
+    steps = 2 if covariates and order == "solve" else 0
+    options = {"widths": [width for _, width in nets], "rules": rules, "lr": 0.01, "T1": T1, "T2": T2, "order": order}
+    return DFIV(*(net.double() for net, _ in nets), **options, covariate_steps=steps, generator=g)
+
+
+@pytest.mark.parametrize(("order", "covariates"), [("solve", True), ("solve", False), ("step", True), ("step", False)])
+@pytest.mark.parametrize("rule", SIDE)
+@pytest.mark.parametrize("batch", [8, 100])
+def test_models_side_by_side_are_those_trained_alone(rule, order, covariates, batch):
+    data = problem(64, covariates=covariates)
+    splits, seeds = [Split.halves(64, seed=k) for k in range(3)], [5, 6, 7]
+    together, alone = ([mlps(k, SIDE[rule], covariates, order) for k in range(3)] for _ in range(2))
+    assert can_stand_side_by_side(together, splits, batch)
+    options = {"iterations": 12, "batch_size": batch, "lr": 0.01, "fresh": True}
+    train_side_by_side(together, data, splits, seeds=seeds, **options)
+    for model, split, seed in zip(alone, splits, seeds):
+        train(model, data, split, seed=seed, **options)
+    for model, expected in zip(together, alone):
+        assert relative(model.first.W, expected.first.W) < 1e-8
+        assert relative(model.second.W, expected.second.W) < 1e-8
+        for net, other in zip(model.modules(), expected.modules()):
+            assert all(relative(a, b) < 1e-8 for a, b in zip(net.parameters(), other.parameters()))
+
+
+def test_a_model_that_diverges_disturbs_none_beside_it():
+    data, splits = problem(64), [Split.halves(64, seed=k) for k in range(3)]
+    together = [mlps(k, RULES["proximal"], True, "solve") for k in range(3)]
+    with torch.no_grad():
+        next(together[1].psi.parameters()).fill_(torch.nan)
+    train_side_by_side(together, data, splits, seeds=[0, 1, 2], iterations=5, batch_size=8, lr=0.01)
+    for k in (0, 2):
+        alone = mlps(k, RULES["proximal"], True, "solve")
+        train(alone, data, splits[k], seed=k, iterations=5, batch_size=8, lr=0.01)
+        assert relative(together[k].second.W, alone.second.W) < 1e-8
+
+
+def test_what_cannot_stand_side_by_side_is_known():
+    plain, splits = [mlps(k, RULES["ridge"], False, "solve") for k in range(2)], [Split.halves(64)] * 2
+    assert can_stand_side_by_side(plain, splits, 8)
+    assert not can_stand_side_by_side(plain, [Split.halves(64), Split.halves(64, fraction=0.1)], 8)
+    other = mlps(2, RULES["ridge"], False, "solve")
+    for net in (torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2, bias=False), networks.Sieve()):
+        other.psi = net
+        assert not can_stand_side_by_side([*plain, other], splits, 8)
+
+
+@pytest.mark.parametrize("rules", [RULES["proximal"], Rules(cf.Kalman(0.9), cf.Proximal(0.1), cf.Kalman(0.9))])
+def test_training_can_be_stopped_and_goes_on_to_the_same_bits(rules, tmp_path):
     data, split = problem(64), Split.halves(64)
     options = {"iterations": 6, "batch_size": 8, "lr": 0.01, "seed": 3}
-    whole, stopped = models(RULES["proximal"], True)
-    kept = {}
+    whole, stopped = (models(rules, True)[0] for _ in range(2))
 
-    def keep(t):
-        if t == 4:
-            kept.update(copy.deepcopy(stopped.state()))
+    def stop(t):
+        if t == 5:
+            raise RuntimeError("stopped")
 
-    train(stopped, data, split, **options, after=keep)
-    fresh, _ = models(RULES["proximal"], True, seed=5)
-    fresh.restore(kept)
-    train(fresh, data, split, **options, start=4)
+    checkpoint = Checkpoint(tmp_path / "a", every_s=0)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(stopped, data, split, **options, after=stop, checkpoint=checkpoint)
+    fresh, _ = models(rules, True, seed=5)
+    taken = []
+    train(fresh, data, split, **options, after=taken.append, checkpoint=checkpoint)
+    assert 1 < taken[0] <= 5
     train(whole, data, split, **options)
     assert torch.equal(fresh.first.W, whole.first.W)
     assert torch.equal(fresh.second.W, whole.second.W)

@@ -31,19 +31,24 @@ def small(treatment):
     return members.candidates(base, treatment, 0.01)[0]
 
 
+@pytest.mark.parametrize("bumps", [networks.NARROW, networks.WIDE, None])
 @pytest.mark.parametrize("columns", [1, 3, 4])
-def test_the_width_of_a_sieve(columns):
+def test_the_width_of_a_sieve(columns, bumps):
     x = torch.randn(5, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    features = networks.Sieve()(x)
-    assert features.shape == (5, networks.sieve_width(columns))
+    features = networks.Sieve(bumps)(x)
+    assert features.shape == (5, networks.sieve_width(columns, bumps))
     assert torch.equal(features[:, :columns], x)
-    assert (features.shape[1] > 3 * columns) == (columns <= networks.BUMPED)
+    if bumps is None or columns > networks.BUMPED:
+        assert features.shape[1] == 3 * columns
+    else:
+        first = np.exp(-np.square((x[:, 0].numpy() + bumps.reach) / bumps.width) / 2)
+        assert np.allclose(features[:, columns], first)
 
 
 @pytest.mark.parametrize("treatment", ["linear", "sieve"])
 def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
     data, split, held = drawn()
-    contender = members.fitted(small(treatment), data, split, held, None)
+    (contender,) = members.fitted([small(treatment)], data, [split], held, None)
     design, first = contender.member.design, per_sample(contender.member.first)
     unseen = torch.cat([held, split.second])
     assert contender.crossed is not None
@@ -62,7 +67,7 @@ def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
 
 def test_features_that_saw_outcomes_are_not_cross_validated():
     data, split, held = drawn()
-    assert members.fitted(small("deep"), data, split, held, None).crossed is None
+    assert members.fitted([small("deep")], data, [split], held, None)[0].crossed is None
 
 
 def test_candidates_of_one_treatment_and_of_more():
@@ -73,9 +78,11 @@ def test_candidates_of_one_treatment_and_of_more():
         designs = members.candidates(members.replace(base, **changes), "auto", "auto")
         return [(design.treatment, design.inner) for design in designs]
 
-    assert kinds() == [("linear", 0.01), ("sieve", 0.01)]
+    sieves = [("sieve", 0.01), ("wide sieve", 0.01)]
+    assert kinds() == [("linear", 0.01), *sieves]
     deep = [("deep", 0.01), ("deep", 1.0)]
-    assert kinds(inputs=2) == [("linear", 0.01), ("sieve", 0.01), *deep]
+    assert kinds(inputs=2) == [("linear", 0.01), *sieves, *deep]
+    assert kinds(inputs=4) == [("linear", 0.01), ("sieve", 0.01), *deep]
     assert kinds(controls=1) == [("linear", 0.01), ("linear", 1.0), ("sieve", 0.01), *deep]
     assert kinds(inputs=11) == [("linear", 0.01), *deep]
 

@@ -9,7 +9,9 @@ import time
 import pytest
 import torch
 
-from closedform.stack import loop
+from closedform import archive
+from closedform.stack import measuring
+from closedform.stack.loop import Checkpoint, Stop, Trainable, train
 from closedform.stack.models import Candidate
 
 from . import stack_cases
@@ -27,16 +29,16 @@ def same(one, other):
 
 
 def test_marks_are_shares_of_the_training_and_closer_at_its_start():
-    at = loop.marks(8000, 50)
+    at = measuring.marks(8000, 50)
     assert at[:6] == [10, 20, 40, 80, 160, 320]
     assert at[-1] == 8000
     assert len(at) == 54
-    assert loop.marks(3, 50) == [1, 2, 3]
+    assert measuring.marks(3, 50) == [1, 2, 3]
 
 
 def test_errors_are_those_at_the_marks():
     made, other = stack(CANDIDATES), stack(CANDIDATES)
-    history = loop.train(made, loop.on(measured()), at=[10, 70])
+    history = measuring.train(made, measuring.on(measured()), at=[10, 70])
     assert history.steps == [10, 70, STEPS]
     other.advance(70)
     assert torch.equal(history.errors["test"][1], other.evaluate(*measured()["test"]))
@@ -49,9 +51,11 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
     made = stack(mixed, dtype=torch.float32)
     at = [5, 10, 60]
     X, Y = data(dtype=torch.float32)
-    history = loop.train(made, loop.on({"test": loop.EvaluationSet(X, Y)}), at=at)
+    history = measuring.train(made, measuring.on({"test": measuring.EvaluationSet(X, Y)}), at=at)
     assert len(made.candidates) == len(CANDIDATES)
-    clean = loop.train(stack(CANDIDATES, dtype=torch.float32), loop.on({"test": loop.EvaluationSet(X, Y)}), at=at)
+    clean = measuring.train(
+        stack(CANDIDATES, dtype=torch.float32), measuring.on({"test": measuring.EvaluationSet(X, Y)}), at=at
+    )
     for mark in range(4):
         assert torch.isinf(history.errors["test"][mark][:, :2]).all()
         assert relative(history.errors["test"][mark][:, 2:], clean.errors["test"][mark]) < 2e-2
@@ -60,8 +64,10 @@ def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
 
 def test_a_stack_that_has_diverged_altogether_ends_early():
     X, Y = data(dtype=torch.float32)
-    history = loop.train(
-        stack([Candidate(1e30)], dtype=torch.float32), loop.on({"test": loop.EvaluationSet(X, Y)}), at=[20, 50]
+    history = measuring.train(
+        stack([Candidate(1e30)], dtype=torch.float32),
+        measuring.on({"test": measuring.EvaluationSet(X, Y)}),
+        at=[20, 50],
     )
     assert history.steps == [20]
     assert torch.isinf(history.errors["test"][0]).all()
@@ -76,29 +82,29 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, optimizer)
         return stack(mixed, optimizer=optimizer, dtype=torch.float32)
 
     X, Y = data(dtype=torch.float32)
-    sets = {"test": loop.EvaluationSet(X, Y)}
+    sets = {"test": measuring.EvaluationSet(X, Y)}
     whole = make()
-    expected = loop.train(whole, loop.on(sets), at=at)
+    expected = measuring.train(whole, measuring.on(sets), at=at)
 
     def stop(step, total):
         if step > 40:
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        loop.train(make(), loop.on(sets), at=at, checkpoint=path, every_s=0, progress=stop, name="a")
+        measuring.train(make(), measuring.on(sets), at=at, checkpoint=Checkpoint(path, "a", every_s=0), progress=stop)
     steps = []
     resumed = make()
-    history = loop.train(
-        resumed, loop.on(sets), at=at, checkpoint=path, name="a", progress=lambda t, total: steps.append(t)
+    history = measuring.train(
+        resumed, measuring.on(sets), at=at, checkpoint=Checkpoint(path, "a"), progress=lambda t, total: steps.append(t)
     )
     assert steps[0] > 8
     same(history, expected)
     assert all(torch.equal(a, b) for a, b in zip(whole.state().values(), resumed.state().values()))
     with pytest.raises(ValueError, match="cannot be continued.*belongs to 'a'"):
-        loop.train(make(), loop.on(sets), at=at, checkpoint=path, name="b")
+        measuring.train(make(), measuring.on(sets), at=at, checkpoint=Checkpoint(path, "b"))
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match="cannot be continued.*remove it to start afresh"):
-        loop.train(make(), loop.on(sets), at=at, checkpoint=path, name="a")
+        measuring.train(make(), measuring.on(sets), at=at, checkpoint=Checkpoint(path, "a"))
 
 
 SCRIPT = """
@@ -106,14 +112,15 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from closedform.stack import loop
+from closedform.stack import measuring
+from closedform.stack.loop import Checkpoint
 from tests.stack_cases import CANDIDATES, measured, stack
 def slowly(step, total):
     print(step, flush=True)
     time.sleep(0.02)
 path = Path(sys.argv[1])
 made = stack(list(CANDIDATES.values()))
-history = loop.train(made, loop.on(measured()), checkpoint=path, every_s=0, name="a", progress=slowly)
+history = measuring.train(made, measuring.on(measured()), checkpoint=Checkpoint(path, "a", every_s=0), progress=slowly)
 torch.save(history.errors, sys.argv[2])
 """
 
@@ -138,7 +145,7 @@ def test_a_process_may_be_killed(tmp_path, kind):
     first = int(again.stdout.split()[0])
     assert first > (0 if kind == signal.SIGKILL else reached)
     errors = torch.load(tmp_path / "errors", weights_only=True)
-    expected = loop.train(stack(CANDIDATES), loop.on(measured())).errors
+    expected = measuring.train(stack(CANDIDATES), measuring.on(measured())).errors
     for name in expected:
         assert all(torch.equal(a, b) for a, b in zip(errors[name], expected[name])), name
 
@@ -153,21 +160,151 @@ def test_several_processes_stop_at_the_same_step_and_one_of_them_writes(tmp_path
             return len(asked) == 7
 
         with pytest.raises(KeyboardInterrupt):
-            loop.train(made, loop.on(measured()), checkpoint=tmp_path / name, agreed=agreed, writes=writes)
+            measuring.train(
+                made,
+                measuring.on(measured()),
+                checkpoint=Checkpoint(tmp_path / name, writes=writes),
+                agreed=agreed,
+                every_step=True,
+            )
         assert made.t == 7
         assert asked == [False] * 7
         assert (tmp_path / name).is_file() == writes
     resumed = stack(CANDIDATES)
     same(
-        loop.train(resumed, loop.on(measured()), checkpoint=tmp_path / "first", agreed=bool),
-        loop.train(stack(CANDIDATES), loop.on(measured())),
+        measuring.train(resumed, measuring.on(measured()), checkpoint=Checkpoint(tmp_path / "first"), agreed=bool),
+        measuring.train(stack(CANDIDATES), measuring.on(measured())),
     )
 
 
 def test_a_second_signal_does_not_wait():
-    with loop.Stop() as stop:
+    with Stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
             stop._ask()
+
+
+# ---- The loop by itself --------------------------------------------------------------------------
+
+
+class Counting(Trainable):
+    """A sum of steps, marked every third one; over once `enough` of it is reached at a mark."""
+
+    def __init__(self, total=10, enough=None):
+        self.device, self.t, self.total, self.enough = torch.device("cpu"), 0, total, enough
+        self.marks, self.marked, self.sum = range(3, total + 1, 3), [], torch.zeros((), dtype=torch.float64)
+
+    @property
+    def over(self):
+        return self.t >= self.total or (
+            self.enough is not None and bool(self.marked) and self.marked[-1] >= self.enough
+        )
+
+    def advance(self, steps):
+        assert self.t + steps <= self.total
+        for _ in range(steps):
+            self.t += 1
+            self.sum += self.t
+
+    def mark(self, seconds):
+        assert seconds >= 0
+        self.marked.append(self.t)
+
+    def state(self):
+        return {"sum": self.sum}
+
+    def notes(self):
+        return {"t": self.t, "marked": self.marked}
+
+    def restore(self, state, notes):
+        self.sum.copy_(state["sum"])
+        self.t, self.marked = notes["t"], notes["marked"]
+
+
+def test_marks_are_met_and_the_last_step_is_one():
+    training = Counting()
+    assert train(training) >= 0
+    assert training.marked == [3, 6, 9, 10]
+    assert training.sum == 55
+
+
+def test_a_training_may_be_over_early():
+    training = Counting(enough=6)
+    train(training)
+    assert (training.t, training.marked) == (6, [3, 6])
+
+
+def saved(path, name="run 1"):
+    training = Counting()
+    training.advance(4)
+    Checkpoint(path, name).save(training, 2.5)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    saved(tmp_path / "a")
+    training, checkpoint = Counting(), Checkpoint(tmp_path / "a", "run 1")
+    assert train(training, checkpoint=checkpoint) > 2.5  # seconds, also those before
+    assert checkpoint.seconds == 2.5
+    assert (training.sum, training.marked) == (55, [6, 9, 10])
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def refused(path, match, name="run 1"):
+    training = Counting()
+    with pytest.raises(ValueError, match=match):
+        train(training, checkpoint=Checkpoint(path, name))
+    assert training.t == 0
+    train(training, checkpoint=Checkpoint(path, name, or_anew=True))
+    assert (training.sum, training.marked) == (55, [3, 6, 9, 10])
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    saved(tmp_path / "a")
+    refused(tmp_path / "a", "a cannot be continued .*belongs to 'run 1', not to 'run 2'.*remove it", "run 2")
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    saved(tmp_path / "a")
+    content = (tmp_path / "a").read_bytes()
+    for at in range(0, len(content), 7):
+        (tmp_path / "a").write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        refused(tmp_path / "a", "cannot be continued")
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 60, 200, -1])
+def test_a_truncated_checkpoint_is_refused(tmp_path, kept):
+    saved(tmp_path / "a")
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:kept])
+    refused(tmp_path / "a", "cannot be continued")
+
+
+def test_a_foreign_file_is_no_checkpoint(tmp_path):
+    torch.save({"name": "run 1"}, tmp_path / "a")
+    refused(tmp_path / "a", "not a whole safetensors file")
+    archive.write(tmp_path / "a", {"format": 1, "class": "ClosedFormRegressor"}, {})
+    refused(tmp_path / "a", "not a checkpoint")
+
+
+def test_a_training_without_a_state_has_no_checkpoints(tmp_path):
+    class Plain(Counting):
+        state, restore = Trainable.state, Trainable.restore
+
+    train(Plain())
+    with pytest.raises(TypeError, match="Plain keeps no checkpoints"):
+        train(Plain(), checkpoint=Checkpoint(tmp_path / "a", every_s=0))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_signals_are_left_alone_where_nothing_could_be_saved():
+    class Interrupted(Counting):
+        def advance(self, steps):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            super().advance(steps)
+
+    training = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        train(training)
+    assert training.t == 0

@@ -6,10 +6,11 @@ import torch
 pytest.importorskip("sklearn")
 
 import closedform as cf
+from closedform.stack.loop import Checkpoint
 from closedform.stack.networks import ACTIVATIONS
 from closedform.stack.optimizers import Adam, cosine
-from closedform.stack.periodic import Member, PeriodicPerceptron
-from closedform.tabular.loop import Plan, Record, TrainingRows, bounds, train
+from closedform.stack.periodic import PeriodicModule, PeriodicPerceptron
+from closedform.tabular.loop import Epochs, Plan, TrainingRows, bounds, train
 from closedform.tabular.modules import Modules
 from closedform.tabular.networks import BETAS, Memory, Networks
 
@@ -40,7 +41,7 @@ def networks(
 
 def twin(memory, activation="gelu", decay=0.1, seed=0, columns=(0, 2)):
     fast = networks(memory, activation=activation, seed=seed, columns=columns)
-    backbone = Member(fast.network, [view[0].clone() for view in fast.params.views])
+    backbone = PeriodicModule(fast.network, [view[0].clone() for view in fast.params.views])
     return Modules(
         backbone,
         2,
@@ -175,7 +176,7 @@ def test_a_solve_that_fails_leaves_the_head():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_training_goes_on_from_any_epoch_to_the_bit(rule):
+def test_training_goes_on_from_any_step_to_the_bit(rule, tmp_path):
     g = torch.Generator().manual_seed(3)
     x = torch.randn(50, 3, generator=g, dtype=torch.float64)
     y = torch.stack([x[:, 0].sin(), x[:, 1]], 1)
@@ -184,29 +185,21 @@ def test_training_goes_on_from_any_epoch_to_the_bit(rule):
     rows, plan = TrainingRows(x, y, None, held), Plan(batch_size=16, epochs=7, seed=5)
 
     whole = networks(RULES[rule], members=2)
-    record = train(whole, rows, plan, Record())
-
-    class KilledError(Exception):
-        pass
-
-    saved = {}
-
-    def until_three(record):
-        if record.epoch == 3:
-            saved["record"] = Record(**{**vars(record), "kept": {k: v.clone() for k, v in record.kept.items()}})
-            saved["state"] = {k: v.clone() for k, v in stopped.state().items()}
-            raise KilledError
-
-    stopped = networks(RULES[rule], members=2)
-    with pytest.raises(KilledError):
-        train(stopped, rows, plan, Record(), until_three)
-    fresh = networks(RULES[rule], members=2, seed=99)
-    fresh.restore(saved["state"])
-    again = train(fresh, rows, plan, saved["record"])
-    for name, tensor in whole.weights().items():
-        assert torch.equal(tensor, fresh.weights()[name]), name
-    assert again.loss == record.loss
-    assert again.held == record.held
+    record = train(Epochs(whole, rows, plan))
+    for steps in (2, 8, 9):  # in the first epoch, in a later one, and at its end
+        checkpoint = Checkpoint(tmp_path / str(steps))
+        stopped = Epochs(networks(RULES[rule], members=2), rows, plan)
+        for _ in range(steps):
+            stopped.advance(1)
+            if stopped.t in stopped.marks:
+                stopped.mark(0.0)
+        checkpoint.save(stopped, 0.0)
+        fresh = networks(RULES[rule], members=2, seed=99)
+        again = train(Epochs(fresh, rows, plan), checkpoint)
+        for name, tensor in whole.weights().items():
+            assert torch.equal(tensor, fresh.weights()[name]), name
+        assert again.loss == record.loss
+        assert again.held == record.held
 
 
 def test_each_member_ends_at_its_own_best_epoch():
@@ -217,9 +210,8 @@ def test_each_member_ends_at_its_own_best_epoch():
     held = torch.zeros(2, 40, dtype=torch.bool)
     held[0, :10] = held[1, 10:20] = True
     net, history = networks(members=2), []
-    record = train(
-        net, TrainingRows(x, y, None, held), Plan(10, 30, 0), Record(), lambda record: history.append(flat(net))
-    )
+    rows = TrainingRows(x, y, None, held)
+    record = train(Epochs(net, rows, Plan(10, 30, 0), lambda record: history.append(flat(net))))
     assert max(record.best_epoch) < 25
     for member, epoch in enumerate(record.best_epoch):
         assert torch.equal(flat(net)[member], history[epoch][member])
@@ -230,7 +222,7 @@ def test_patience_stops():
     y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     held = torch.zeros(1, 40, dtype=torch.bool)
     held[0, :10] = True
-    record = train(networks(), TrainingRows(x, y, None, held), Plan(10, 500, 0, patience=5), Record())
+    record = train(Epochs(networks(), TrainingRows(x, y, None, held), Plan(10, 500, 0, patience=5)))
     assert record.epoch == max(record.best_epoch) + 6 < 500
 
 

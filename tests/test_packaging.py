@@ -62,7 +62,7 @@ def _load():
 @pytest.mark.parametrize(
     ("extra", "module", "use"),
     [
-        ("sklearn", "safetensors", _load),
+        ("sklearn", "sklearn", _load),
         ("experiments", "pandas", lambda: results.load(ROOT)),
         ("experiments", "matplotlib", lambda: panels.read(ROOT)),
         ("experiments", "jinja2", lambda: panels.read(ROOT)),

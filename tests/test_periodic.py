@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from closedform.stack.networks import ACTIVATIONS
-from closedform.stack.periodic import FREQUENCY, MIXED, SPEED, Member, PeriodicPerceptron
+from closedform.stack.periodic import FREQUENCY, MIXED, SPEED, PeriodicModule, PeriodicPerceptron
 
 CASES = [(4, (), 5), (4, (0, 1, 2, 3), 5), (5, (1, 4), 3), (1, (0,), 1)]
 
@@ -26,7 +26,7 @@ def test_passes_are_those_of_autograd(inputs, columns, waves, alone, activation)
     x = torch.randn(9, inputs + alone, dtype=torch.float64)
     gradient = torch.randn(3, network.width, 9, dtype=torch.float64)
     phi, seen = network.forward(params, x[None])
-    slow = [Member(network, [p[m] for p in params]) for m in range(3)]
+    slow = [PeriodicModule(network, [p[m] for p in params]) for m in range(3)]
     expected = torch.stack([member(x).T for member in slow])
     torch.testing.assert_close(phi, expected.detach(), rtol=1e-12, atol=1e-12)
     out = [torch.full_like(p, float("nan")) for p in params]

@@ -78,7 +78,7 @@ def test_two_stages_with_the_values_own_features_are_temporal_differences(n):
     psi = phi - 0.5 * psi
     r = torch.randn(n, 1, generator=g, dtype=torch.float64)
     group = torch.arange(n) % 7
-    sums = two_stages.Sums.of(phi, psi, r, group, 7)
+    sums = two_stages.StageSums.of(phi, psi, r, group, 7)
     none = torch.full((5,), 1e-14, dtype=torch.float64)
     expected = torch.linalg.solve(phi.T @ psi, phi.T @ r)[:, 0]
     assert torch.allclose(two_stages.solve(sums, torch.ones(7, dtype=torch.float64), 1e-14, none), expected, rtol=1e-7)
@@ -93,7 +93,7 @@ def test_more_instruments_are_two_stage_least_squares():
     phi = torch.randn(200, 9, generator=g, dtype=torch.float64)
     psi = phi[:, :4] + torch.randn(200, 4, generator=g, dtype=torch.float64)
     r = torch.randn(200, 1, generator=g, dtype=torch.float64)
-    sums = two_stages.Sums.of(phi, psi, r, torch.zeros(200, dtype=torch.long), 1)
+    sums = two_stages.StageSums.of(phi, psi, r, torch.zeros(200, dtype=torch.long), 1)
     w = two_stages.solve(sums, torch.ones(1, dtype=torch.float64), 1e-14, torch.full((4,), 1e-14).double())
     predicted = phi @ torch.linalg.lstsq(phi, psi).solution
     assert torch.allclose(w, torch.linalg.lstsq(predicted, r).solution[:, 0], rtol=1e-8)

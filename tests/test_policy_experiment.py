@@ -9,8 +9,7 @@ import pytest
 from closedform.paper.data.policy import ACTIONS, TASKS, episode, logged, probabilities, truth
 from closedform.paper.experiments import policy
 
-from .scripts import load
-from .test_examples import example
+from .scripts import example, load
 
 ROOT = Path(__file__).parents[1]
 

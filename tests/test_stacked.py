@@ -133,7 +133,7 @@ def test_a_restored_stack_goes_on_as_if_nothing_had_happened(optimizer):
     resumed.restore({name: tensor.clone() for name, tensor in first.state().items()})
     resumed.advance(23)
     assert all(torch.equal(a, b) for a, b in zip(whole.state().values(), resumed.state().values()))
-    with pytest.raises(ValueError, match="another stack"):
+    with pytest.raises(ValueError, match="of other models"):
         stack(candidates[:3], optimizer=optimizer).restore(first.state())
 
 

@@ -6,7 +6,8 @@ import torch
 from closedform import Kalman, Proximal, Ridge
 from closedform.iv import Rules, evaluation, reestimated, train
 from closedform.iv.stacked import IVCandidate, IVStack
-from closedform.stack import loop
+from closedform.stack import measuring
+from closedform.stack.loop import Checkpoint
 
 from .helpers import relative as distance
 from .iv_stack_cases import CANDIDATES, TOTAL, alone, problem, stack
@@ -49,8 +50,8 @@ def test_several_steps_of_stage_two():
 def test_one_that_diverges_disturbs_no_other(tmp_path):
     wild = [*CANDIDATES[:2], IVCandidate(1e30, Rules.ridge(1.0, 1.0)), *CANDIDATES[2:3]]
     made, calm = stack(wild, dtype=torch.float32), stack([wild[k] for k in (0, 1, 3)], dtype=torch.float32)
-    found = loop.train(made, IVStack.measure, at=[10, 20])
-    expected = loop.train(calm, IVStack.measure, at=[10, 20])
+    found = measuring.train(made, IVStack.measure, at=[10, 20])
+    expected = measuring.train(calm, IVStack.measure, at=[10, 20])
     assert found.alive == [0, 1, 3]
     for name, values in expected.errors.items():
         for mine, theirs in zip(found.errors[name], values):
@@ -59,15 +60,17 @@ def test_one_that_diverges_disturbs_no_other(tmp_path):
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
-    expected = loop.train(stack(), IVStack.measure, at=[10, 20])
+    expected = measuring.train(stack(), IVStack.measure, at=[10, 20])
 
     def stop(t, total):
         if t >= 15:
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        loop.train(stack(), IVStack.measure, at=[10, 20], checkpoint=tmp_path / "a", every_s=0, progress=stop)
-    again = loop.train(stack(), IVStack.measure, at=[10, 20], checkpoint=tmp_path / "a")
+        measuring.train(
+            stack(), IVStack.measure, at=[10, 20], checkpoint=Checkpoint(tmp_path / "a", every_s=0), progress=stop
+        )
+    again = measuring.train(stack(), IVStack.measure, at=[10, 20], checkpoint=Checkpoint(tmp_path / "a"))
     assert again.steps == expected.steps
     for name, values in expected.errors.items():
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again.errors[name], values)), name

@@ -19,7 +19,7 @@ from closedform import archive
 from closedform.estimators import load
 from closedform.tabular import charts, choosing, folder, permutation, reading, target, training
 
-from .table_cases import RUN, command, everyday, homes
+from .table_cases import command, everyday, homes
 
 # ---- What comes out ------------------------------------------------------------------------------
 
@@ -326,7 +326,8 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
         homes(300).to_csv(tmp_path / name / "homes.csv", index=False)
-    arguments = [*RUN, "train", "homes.csv", "--target", "price", "--epochs", "30"]
+    code = "from closedform.tabular import training; training.EVERY_S = 0; from closedform.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "train", "homes.csv", "--target", "price", "--epochs", "30"]
     process = subprocess.Popen(arguments, cwd=tmp_path / "killed", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "killed" / "homes-model.partial" / "checkpoint.safetensors"
     deadline = time.monotonic() + 120
@@ -357,10 +358,11 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_model(tmp_path):
 def epoch(checkpoint):
     if not checkpoint.is_file():
         return 0
-    return archive.read(checkpoint)[0]["record"]["epoch"]
+    return archive.read(checkpoint)[0]["notes"]["record"]["epoch"]
 
 
-def test_a_checkpoint_of_other_data_is_not_continued(tmp_path):
+def test_a_checkpoint_of_other_data_is_not_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "EVERY_S", 0.0)
     path = tmp_path / "homes.csv"
     homes(100).to_csv(path, index=False)
 
@@ -370,6 +372,7 @@ def test_a_checkpoint_of_other_data_is_not_continued(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         training.train(path, "price", tmp_path / "m", max_iter=5, shown=stop)
+    assert epoch(tmp_path / "m.partial" / "checkpoint.safetensors") == 2
     homes(100, seed=1).to_csv(path, index=False)
     seen = []
     training.train(path, "price", tmp_path / "m", max_iter=5, shown=lambda record, plan: seen.append(record.epoch))

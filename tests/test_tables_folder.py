@@ -315,7 +315,8 @@ def test_without_an_exchange_an_older_model_is_replaced_all_the_same(tmp_path, m
 
 
 @pytest.mark.parametrize("damage", ["a bit", "a list"])
-def test_a_damaged_checkpoint_is_not_continued(damage, tmp_path):
+def test_a_damaged_checkpoint_is_not_continued(damage, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "EVERY_S", 0.0)
     homes(60).to_csv(tmp_path / "homes.csv", index=False)
 
     def stop(record, plan):

@@ -51,7 +51,7 @@ def test_the_kernels_are_those_of_wide_networks(activation):
     """Monte Carlo over initialisations; the mean of both kernels within a few standard errors."""
     x = inputs(4)
     k = ntk.kernels(x, depth=3, activation=activation)
-    net = finite.Network((3, 400, 400, 400), activation)
+    net = finite.FiniteNetwork((3, 400, 400, 400), activation)
     g = torch.Generator().manual_seed(0)
     nngp, tangent = [], []
     for _ in range(30):
@@ -154,7 +154,7 @@ def test_networks_approach_the_limit():
     K, t = ntk.kernels(x, 2, "erf").ntk, flow.times(3.0, 8, 0.01)
 
     def distance(width):
-        net = finite.Network((3, width, 2), "erf")
+        net = finite.FiniteNetwork((3, width, 2), "erf")
         return sum(
             math.log(finite.distance_to_limit(net, net.draw(torch.Generator().manual_seed(seed)), x, Y, K, t))
             for seed in range(6)

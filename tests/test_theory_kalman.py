@@ -8,7 +8,7 @@ from closedform.theory import kalman
 
 from .helpers import relative
 
-MODEL = kalman.Model(noise=0.25, step=0.01, prior=1.0)
+MODEL = kalman.StateSpaceModel(noise=0.25, step=0.01, prior=1.0)
 T, N, D, O = 60, 4, 6, 400  # noqa: E741
 
 
@@ -48,7 +48,7 @@ def test_lambda_is_the_ratio_of_the_variances():
         kalman.lam_of(1.0, 0.0)
     for bad in ((-1.0, 0.1, 1.0), (1.0, 0.0, 1.0), (1.0, 0.1, -1.0)):
         with pytest.raises(ValueError, match="variances must be positive"):
-            kalman.Model(*bad)
+            kalman.StateSpaceModel(*bad)
 
 
 @pytest.mark.parametrize("lam", [None, MODEL.lam, 8.0])

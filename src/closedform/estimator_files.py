@@ -44,7 +44,7 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def load(path: str | Path, *, backbone: nn.Module | None = None) -> Any:
     """Read an estimator that its `save` wrote, or that of a folder that `closedform train` wrote. One with a backbone of
     your own needs a module of the same kind again, since a file of numbers cannot hold code."""
-    require("loading an estimator", "sklearn", "sklearn", "safetensors")
+    require("loading an estimator", "sklearn", "sklearn")
     path = Path(path)
     if path.is_dir():
         return import_module(FOLDERS).load(path).estimator

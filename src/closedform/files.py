@@ -1,24 +1,18 @@
-"""Files that are whole or not there, and checkpoints that are what was written or refused."""
+"""Files that are whole or not there, whoever writes and whenever it stops."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-if TYPE_CHECKING:
-    import torch
+from typing import BinaryIO
 
 TEMPORARY = ".closedform-tmp"
 CLAIM = ".claimed"
 STALE = 3600.0
-CHECKPOINT = b"closedform checkpoint 1\n"  # the first line of the file; the second is the SHA-256 of the rest
 
 
 @contextmanager
@@ -82,39 +76,3 @@ def remove_stale(folder: Path) -> None:
         with suppress(FileNotFoundError):  # another process may be cleaning up too
             if time.time() - path.stat().st_mtime > STALE:
                 path.unlink()
-
-
-class CheckpointError(ValueError):
-    """A checkpoint from which a run cannot go on."""
-
-    def __init__(self, path: Path, reason: object):
-        super().__init__(f"the checkpoint {path} cannot be continued ({reason}); remove it to start afresh")
-
-
-def save_checkpoint(path: Path, name: str, body: dict[str, Any]) -> None:
-    """Write tensors and plain Python values under the name of the run that they belong to."""
-    import torch  # here, since the command line imports this module and must answer before torch is there
-
-    buffer = io.BytesIO()
-    torch.save({"name": name, "body": body}, buffer)
-    content = buffer.getbuffer()
-    with atomic(path) as file:
-        file.write(CHECKPOINT + hashlib.sha256(content).hexdigest().encode() + b"\n")
-        file.write(content)
-
-
-def load_checkpoint(path: Path, name: str, map_location: torch.device | str) -> dict[str, Any]:
-    """What `save_checkpoint` wrote under this name. Any other file is refused with a `CheckpointError`: a flipped bit in a
-    matrix would otherwise go unnoticed. Nothing is unpickled but tensors and plain Python values."""
-    import torch
-
-    with open(path, "rb") as file:
-        first, digest, content = file.readline(len(CHECKPOINT)), file.readline(65), file.read()
-    if first != CHECKPOINT:
-        raise CheckpointError(path, "it is not a checkpoint of this version of closedform")
-    if hashlib.sha256(content).hexdigest().encode() + b"\n" != digest:
-        raise CheckpointError(path, "its bytes are not those that were written")
-    stored = torch.load(io.BytesIO(content), map_location=map_location, weights_only=True)
-    if stored["name"] != name:
-        raise CheckpointError(path, f"it belongs to {stored['name']!r}, not to {name!r}")
-    return stored["body"]

@@ -12,7 +12,7 @@ from . import distributed
 from .features import check_order, features_of
 from .solver import class_systems, lambdas, linalg, route, rules
 from .solver.batch import Batch, check_batch
-from .solver.linalg import Solution
+from .solver.linalg import Solved
 from .solver.statistics import Statistics
 from .solver.systems import ClassRows
 
@@ -81,7 +81,7 @@ def refit_(
     else:
         start = head._storage().to(route.precision(device))
         factor = linalg.factor(system, value)
-        solution = Solution(start, torch.ones((), dtype=torch.bool, device=device))
+        solution = Solved(start, torch.ones((), dtype=torch.bool, device=device))
         W = rules.majorise(batch, None, system, factor, solution, inner_steps).update
     head.set_weights_(W)
     return head

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..features import check_order, features_of
 from ..head import ClosedFormLinear
-from ..solver import lambdas
+from ..solver import lambdas, linalg, route
 from ..solver.auto import Auto
 from ..solver.rules import Ema, Kalman, Proximal, Ridge, Rule
 from ..solver.systems import Rows
@@ -156,7 +156,7 @@ def diagnose(
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    sums, trials, count = measures.Sums(head), measures.Trials(head, batch_size), 0
+    sums, trials, count = measures.MeasureSums(head), measures.Trials(head, batch_size), 0
     with measures.same_random_numbers(model, head), features_of(model, head) as features:
         for batch in islice(loader, batches):
             phi, y, weight = measures.read(batch, features, head)
@@ -176,11 +176,11 @@ def diagnose_batch(head: nn.Linear, phi: Tensor, y: Tensor) -> Diagnosis:
     phi, y, _ = measures.checked(head, phi.detach(), y, None)
     trials = measures.Trials(head, None)
     trials.add(phi, y, None)
-    if len(phi) > head.in_features:
-        sums = measures.Sums(head)
-        sums.add(phi, y, None)
-        return _diagnosis(head, measures.by_moments(sums, trials.done), len(phi))
-    return _diagnosis(head, measures.by_rows(head, phi, y, trials.done), len(phi))
+    if route.by_rows(len(phi), head.in_features):
+        return _diagnosis(head, measures.by_rows(head, phi, y, trials.done), len(phi))
+    sums = measures.MeasureSums(head)
+    sums.add(phi, y, None)
+    return _diagnosis(head, measures.by_moments(sums, trials.done), len(phi))
 
 
 class Diagnostics:
@@ -315,5 +315,5 @@ def _memory(head: ClosedFormLinear, lam: float, mean: float) -> float:
 
 
 def _inverse(P: Tensor) -> Tensor:
-    L, _ = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() * (1 + len(P) * torch.finfo(P.dtype).eps)))
+    L, _ = torch.linalg.cholesky_ex(P.diagonal_scatter(P.diagonal() * (1 + linalg.rounding(len(P), P.dtype))))
     return torch.cholesky_inverse(L)

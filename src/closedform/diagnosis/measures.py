@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..head import ClosedFormLinear
-from ..solver import guard, route
+from ..solver import guard, linalg, route
 from ..solver.batch import Batch, check_batch, extend
 from ..solver.losses import Squared
 from ..solver.statistics import Statistics
@@ -48,7 +48,7 @@ def same_random_numbers(backbone: nn.Module, head: nn.Linear) -> Iterator[None]:
         yield
 
 
-class Sums:
+class MeasureSums:
     """Moments of all batches, of features extended by a one whether or not the head has a bias.
 
     With a bias they are about the first batch's means, of features and targets: sums of squares of numbers far from zero
@@ -134,7 +134,7 @@ def _try(head: ClosedFormLinear, phi: Tensor, y: Tensor, weight: Tensor | None) 
 
 @dataclass(frozen=True)
 class Measured:
-    """Sums over all the data that the solves were tried on."""
+    """MeasureSums over all the data that the solves were tried on."""
 
     rows: int
     weight: float
@@ -157,7 +157,7 @@ def _matrix(head: nn.Linear) -> Tensor:
     return W.detach().to(route.precision(W.device))
 
 
-def by_moments(sums: Sums, trials: list[Trial]) -> Measured:
+def by_moments(sums: MeasureSums, trials: list[Trial]) -> Measured:
     head, m = sums.head, sums.statistics.moments
     n, d, bias = float(m.n), head.in_features, head.bias is not None
     D = d + int(bias)
@@ -167,7 +167,7 @@ def by_moments(sums: Sums, trials: list[Trial]) -> Measured:
     gram = sums.back(sums.back(G).T)
     w, V = torch.linalg.eigh(gram)
     w, V = w.flip(0), V.flip(1)
-    w = torch.where(w > w[0] * D * torch.finfo(w.dtype).eps, w, 0.0)
+    w = torch.where(w > linalg.noise(w[0], D), w, 0.0)
 
     def mass(CE: Tensor) -> Tensor:
         return torch.where(w > 0, (V.T @ sums.back(CE)).square().sum(1) / w, 0.0)
@@ -201,7 +201,7 @@ def by_moments(sums: Sums, trials: list[Trial]) -> Measured:
 
 def _reachable(G: Tensor, CE: Tensor) -> Tensor:
     """`tr(CE^T G^+ CE)`, what the best layer takes off the squared error, for a Gram matrix of unit diagonal."""
-    shift = 4 * len(G) * torch.finfo(G.dtype).eps  # or no factor would exist where features depend on each other
+    shift = linalg.rounding(len(G), G.dtype)  # or no factor would exist where features depend on each other
     L, _ = torch.linalg.cholesky_ex(G.diagonal_scatter(G.diagonal() + shift))
     solved = torch.cholesky_solve(CE, L)
     # it takes a little off weak directions, and a second round gives that back
@@ -212,7 +212,7 @@ def _reachable(G: Tensor, CE: Tensor) -> Tensor:
 def _directions(G: Tensor) -> int:
     """The rank of a Gram matrix of unit diagonal."""
     w = torch.linalg.eigvalsh(G)
-    return int((w > w[-1] * len(G) * torch.finfo(w.dtype).eps).sum())
+    return int((w > linalg.noise(w[-1], len(G))).sum())
 
 
 def by_rows(head: nn.Linear, phi: Tensor, y: Tensor, trials: list[Trial]) -> Measured:
@@ -222,7 +222,7 @@ def by_rows(head: nn.Linear, phi: Tensor, y: Tensor, trials: list[Trial]) -> Mea
     E = Y - X @ _matrix(head).T
     w, U = torch.linalg.eigh(X @ X.T)
     w, U = w.flip(0), U.flip(1)
-    w = torch.where(w > w[0] * max(X.shape) * torch.finfo(w.dtype).eps, w, 0.0)
+    w = torch.where(w > linalg.noise(w[0], max(X.shape)), w, 0.0)
     coefficients = torch.where((w > 0)[:, None], U.T @ E, 0.0)
     solves = []
     for trial in trials:

@@ -11,7 +11,7 @@ from ..solver.systems import Rows
 from . import system
 from .fields import Field
 from .layer import compressed
-from .problem import Batch, Problem
+from .problem import PointBatch, Problem
 
 Pick = Callable[[Rows, list[float]], Tensor]
 _HALVINGS = 6
@@ -31,7 +31,7 @@ class Fit(NamedTuple):
 def fit_layer(
     problem: Problem,
     at_points: Sequence[Field],
-    batches: Sequence[Batch],
+    batches: Sequence[PointBatch],
     start: system.Around | None,
     pick: Pick,
     most: int,
@@ -67,7 +67,7 @@ def fit_layer(
 def _halved(
     problem: Problem,
     at_points: Sequence[Field],
-    batches: Sequence[Batch],
+    batches: Sequence[PointBatch],
     scales: list[float],
     old: Tensor,
     new: Tensor,

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from .fields import Axes, Field, Lazy
-from .problem import Batch, Problem
+from .problem import PointBatch, Problem
 
 
-def linearised(problem: Problem, at: int, u: Field, around: Sequence[Field], batch: Batch) -> tuple[Tensor, Tensor]:
+def linearised(
+    problem: Problem, at: int, u: Field, around: Sequence[Field], batch: PointBatch
+) -> tuple[Tensor, Tensor]:
     """The rows `(n, m)` and targets `(n, 1)` whose least-squares solution is Newton's next function.
 
     around: the functions and coefficients so far at these points, which need not be made of the features `u`.

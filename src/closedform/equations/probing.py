@@ -11,12 +11,12 @@ from .fields import Axes, Field, Lazy, combined, constant
 from .jets import closure
 
 if TYPE_CHECKING:
-    from .problem import Batch, Condition, Problem
+    from .problem import Condition, PointBatch, Problem
 
 _TOLERANCE = 1e-8  # of a test of linearity, relative: rounding is at 1e-15
 
 
-def probe(problem: Problem, condition: Condition, batch: Batch) -> tuple[list[Axes], list[Axes]]:
+def probe(problem: Problem, condition: Condition, batch: PointBatch) -> tuple[list[Axes], list[Axes]]:
     """The derivatives that an operator takes, at the points and at their partners; a ValueError where it is not linear
     though it should be, or where the target does not fit it."""
     asked: tuple[set[Axes], set[Axes]] = (set(), set())
@@ -55,7 +55,7 @@ def _check_linear(problem: Problem, condition: Condition, u: list[Field], v: lis
         )
 
 
-def _random(batch: Batch, asked: tuple[set[Axes], set[Axes]], seed: int) -> Field:
+def _random(batch: PointBatch, asked: tuple[set[Axes], set[Axes]], seed: int) -> Field:
     """A function whose entries are random, and which notes the derivatives that are asked for."""
 
     def table(x: Tensor, notes: set[Axes], salt: int) -> Lazy:

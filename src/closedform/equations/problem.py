@@ -48,17 +48,17 @@ class Condition:
     name: str = ""
 
 
-class Batch(NamedTuple):
+class PointBatch(NamedTuple):
     """The points of one condition, with what the operator should give there: a number, or a value a row `(r, 1)`."""
 
     x: Tensor
     partner: Tensor | None
     target: float | Tensor
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> PointBatch:
         partner = None if self.partner is None else self.partner.to(device)
         target = self.target.to(device) if isinstance(self.target, Tensor) else self.target
-        return Batch(self.x.to(device), partner, target)
+        return PointBatch(self.x.to(device), partner, target)
 
 
 @dataclass
@@ -106,11 +106,11 @@ class Problem:
 
     # ---- Points ----
 
-    def draw(self, n: int, generator: torch.Generator) -> list[Batch]:
+    def draw(self, n: int, generator: torch.Generator) -> list[PointBatch]:
         """Points of every condition: `n` of a sampler whose share is 1, all of the fixed ones."""
         return [self._draw(condition, max(1, round(n * condition.share)), generator) for condition in self.conditions]
 
-    def _draw(self, condition: Condition, n: int, generator: torch.Generator) -> Batch:
+    def _draw(self, condition: Condition, n: int, generator: torch.Generator) -> PointBatch:
         fixed = isinstance(condition.points, Tensor)
         x = condition.points if isinstance(condition.points, Tensor) else condition.points(n, generator)
         if not isinstance(x, Tensor) or x.ndim != 2 or len(x) == 0:
@@ -126,7 +126,7 @@ class Problem:
             target = target(x)
         if isinstance(target, Tensor):
             target = target.double().reshape(len(target) if target.ndim else 1, -1)
-        return Batch(x, None if condition.partner is None else condition.partner(x).double(), target)
+        return PointBatch(x, None if condition.partner is None else condition.partner(x).double(), target)
 
     # ---- Operators ----
 
@@ -143,7 +143,7 @@ class Problem:
 
     # ---- Features, rows and residuals ----
 
-    def features(self, backbone: Callable[[Tensor], Tensor], at: int, batch: Batch) -> Field:
+    def features(self, backbone: Callable[[Tensor], Tensor], at: int, batch: PointBatch) -> Field:
         """The features of a condition's points, extended by the constant, with the derivatives that its operator takes."""
         own, partner = self.derivatives[at]
         there = None
@@ -156,7 +156,7 @@ class Problem:
         """The number of weights and coefficients to solve for."""
         return len(self.unknowns) * u.value.shape[1] + len(self.coefficients)
 
-    def guessed_fields(self, at: int, guess: Callable[[Tensor], Tensor], batch: Batch) -> list[Field]:
+    def guessed_fields(self, at: int, guess: Callable[[Tensor], Tensor], batch: PointBatch) -> list[Field]:
         """Functions that are known by a formula `(n, D) -> (n, unknowns)`, and coefficients that are 1."""
         own, partner = self.derivatives[at]
         here = features(guess, batch.x, derivatives=own)
@@ -171,20 +171,20 @@ class Problem:
         functions = [Field(here.x, here.table(), there).contracted(unit) for unit in units]
         return functions + self.zero(batch)[len(functions) :]
 
-    def solved_fields(self, u: Field, weights: Tensor, batch: Batch) -> list[Field]:
+    def solved_fields(self, u: Field, weights: Tensor, batch: PointBatch) -> list[Field]:
         """The unknowns and coefficients that these weights make."""
         o, d = len(self.unknowns), u.value.shape[1]
         blocks = weights[: o * d].reshape(o, d)
         functions = [u.contracted(block) for block in blocks]
         return functions + [constant(batch.x, c, batch.partner) for c in weights[o * d :].unbind()]
 
-    def zero(self, batch: Batch) -> list[Field]:
+    def zero(self, batch: PointBatch) -> list[Field]:
         """Where Newton's method starts: functions that are 0 and coefficients that are 1, as a product of both would have no
         slope at all where both are 0."""
         values = [0.0] * len(self.unknowns) + [1.0] * len(self.coefficients)
         return [constant(batch.x, value, batch.partner) for value in values]
 
-    def unit_fields(self, u: Field, batch: Batch) -> list[list[Field]]:
+    def unit_fields(self, u: Field, batch: PointBatch) -> list[list[Field]]:
         """For every unknown and coefficient the arguments of an operator where it alone is not zero."""
         units = []
         for k in range(self.arguments):
@@ -193,7 +193,7 @@ class Problem:
             units.append(arguments)
         return units
 
-    def rows(self, at: int, u: Field, batch: Batch) -> Tensor:
+    def rows(self, at: int, u: Field, batch: PointBatch) -> Tensor:
         """The operator of a linear condition on every feature of every unknown, then on the coefficients."""
         condition, d = self.conditions[at], u.value.shape[1]
         blocks = [self.apply(condition, arguments) for arguments in self.unit_fields(u, batch)]
@@ -201,7 +201,7 @@ class Problem:
         widths = [d] * len(self.unknowns) + [1] * len(self.coefficients)
         return torch.cat([block.expand(length, width) for block, width in zip(blocks, widths)], 1)
 
-    def residual(self, at: int, u: Field, weights: Tensor, batch: Batch) -> Tensor:
+    def residual(self, at: int, u: Field, weights: Tensor, batch: PointBatch) -> Tensor:
         """What the operator gives for these weights, less what it should."""
         value = self.apply(self.conditions[at], self.solved_fields(u, weights, batch))
         return value - batch.target

@@ -12,18 +12,20 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..files import CheckpointError, load_checkpoint, save_checkpoint
 from ..solver.systems import Rows
-from ..stack.loop import Stop
+from ..stack import loop
+from ..stack.loop import Checkpoint, Trainable
+from ..stack.optimizers import cosine
+from ..stack.states import optimizer_state, prefixed, restore_optimizer, under
 from . import system
 from .fitting import Fit, fit_layer
 from .layer import chosen, compressed, solved
-from .problem import Batch, Problem
+from .problem import PointBatch, Problem
 from .progress import Progress, shown
 from .solution import Solution
 
@@ -62,14 +64,16 @@ def solve(
     if steps < 0 or points < 1 or not lr > 0:
         raise ValueError(f"expected steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
     _check(problem, backbone)
-    file = None if checkpoint is None else Path(checkpoint)
+    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
+    file = None if checkpoint is None or not steps else Checkpoint(Path(checkpoint), name, every_s)
     with shown(progress, steps) as show:
-        trained = _train(problem, backbone, steps, points, lr, seed, start, show, file, every_s)
-    begin = time.perf_counter() - trained.seconds
-    solution = _finish(problem, backbone, trained, points, final_points, seed, start)
+        training = Training(problem, backbone, steps, points, lr, seed, start, show)
+        seconds = loop.train(training, checkpoint=file)
+    begin = time.perf_counter() - seconds
+    solution = _finish(problem, backbone, training, points, final_points, seed, start)
     solution.seconds = time.perf_counter() - begin
     if file is not None:
-        file.unlink(missing_ok=True)
+        file.path.unlink(missing_ok=True)
     return solution
 
 
@@ -99,54 +103,63 @@ class Known(NamedTuple):
     weights: Tensor
 
     @torch.no_grad()
-    def at(self, problem: Problem, batches: list[Batch]) -> system.Around:
+    def at(self, problem: Problem, batches: list[PointBatch]) -> system.Around:
         return system.functions(problem, system.fields(problem, self.backbone, batches), batches, self.weights)
 
 
-class Trained(NamedTuple):
-    """What training leaves besides the backbone."""
+class Training(Trainable):
+    """The steps of the backbone."""
 
-    known: Known | None
-    losses: list[float]
-    seconds: float
+    def __init__(
+        self,
+        problem: Problem,
+        backbone: nn.Module,
+        steps: int,
+        points: int,
+        lr: float,
+        seed: int,
+        guess: Callable[[Tensor], Tensor] | None,
+        progress: Progress,
+    ):
+        self.problem, self.backbone, self.total, self.points = problem, backbone, steps, points
+        self.lr, self.seed, self.guess, self.progress = lr, seed, guess, progress
+        parameters = list(backbone.parameters())
+        self.device = parameters[0].device if parameters else torch.device("cpu")
+        self.optimizer = torch.optim.Adam(parameters, lr=lr) if steps else None
+        self.known: Known | None = None
+        self.losses: list[float] = []
+        self.t = 0
 
+    def advance(self, steps: int) -> None:
+        assert self.optimizer is not None
+        for _ in range(steps):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr * cosine(self.t / self.total)
+            batches = _draw(self.problem, self.backbone, self.points, _generator(self.seed, self.t))
+            self.known, loss = _step(self.problem, self.backbone, self.optimizer, batches, self.known, self.guess)
+            self.losses.append(loss)
+            self.t += 1
+            self.progress(self.t, self.total, loss)
 
-def _train(
-    problem: Problem,
-    backbone: nn.Module,
-    steps: int,
-    points: int,
-    lr: float,
-    seed: int,
-    guess: Callable[[Tensor], Tensor] | None,
-    progress: Progress,
-    checkpoint: Path | None,
-    every_s: float,
-) -> Trained:
-    trained = Trained(None, [], 0.0)
-    if steps == 0:
-        return trained
-    optimizer = torch.optim.Adam(backbone.parameters(), lr=lr)
-    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
-    if checkpoint is not None and checkpoint.is_file():
-        trained = _resume(checkpoint, backbone, optimizer, name)
-    known, losses = trained.known, trained.losses
-    begin = time.perf_counter() - trained.seconds
-    saved = time.perf_counter()
-    with Stop() as stop:
-        for step in range(len(losses), steps):
-            for group in optimizer.param_groups:
-                group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
-            batches = _draw(problem, backbone, points, _generator(seed, step))
-            known, loss = _step(problem, backbone, optimizer, batches, known, guess)
-            losses.append(loss)
-            progress(step + 1, steps, loss)
-            if checkpoint is not None and (stop.asked or time.perf_counter() - saved > every_s):
-                _save(checkpoint, backbone, optimizer, name, Trained(known, losses, time.perf_counter() - begin))
-                saved = time.perf_counter()
-            if stop.asked:
-                raise KeyboardInterrupt
-    return Trained(known, losses, time.perf_counter() - begin)
+    def state(self) -> dict[str, Tensor]:
+        assert self.optimizer is not None
+        state = prefixed("backbone", self.backbone.state_dict()) | prefixed("adam", optimizer_state(self.optimizer))
+        if self.known is not None:
+            state |= prefixed("known", self.known.backbone.state_dict()) | {"weights": self.known.weights}
+        return state
+
+    def notes(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def restore(self, state: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        assert self.optimizer is not None
+        if "weights" in state:
+            self.known = Known(copy.deepcopy(self.backbone), state["weights"])
+            self.known.backbone.load_state_dict(under(state, "known"))
+        self.backbone.load_state_dict(under(state, "backbone"))
+        restore_optimizer(self.optimizer, under(state, "adam"))
+        self.losses = notes["losses"]
+        self.t = len(self.losses)
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
@@ -154,14 +167,14 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
-def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[Batch]:
+def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[PointBatch]:
     """Points where the backbone is. They are drawn on the CPU: so they are the same on every machine."""
     device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
     return [batch.to(device) for batch in problem.draw(n, generator)]
 
 
 def _start(
-    problem: Problem, batches: list[Batch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
+    problem: Problem, batches: list[PointBatch], known: Known | None, guess: Callable[[Tensor], Tensor] | None
 ) -> system.Around | None:
     """Where Newton's method starts from."""
     if problem.linear or (known is None and guess is None):
@@ -176,7 +189,7 @@ def _step(
     problem: Problem,
     backbone: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: list[Batch],
+    batches: list[PointBatch],
     known: Known | None,
     guess: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Known | None, float]:
@@ -203,7 +216,7 @@ def _step(
 def _finish(
     problem: Problem,
     backbone: nn.Module,
-    trained: Trained,
+    trained: Training,
     points: int,
     final_points: int | None,
     seed: int,
@@ -262,32 +275,3 @@ def _spread(problem: Problem, fit: Fit, beta: float, phi: Tensor) -> float:
     part[kept] = solved(compressed(fit.rows.X[:, kept], fit.rows.E), beta)
     u, v = (phi @ weights[: functions * d].reshape(functions, d).T for weights in (fit.weights, part))
     return float((u - v).norm() / u.norm().clamp(min=1e-300))
-
-
-# ---- Checkpoints -------------------------------------------------------------------------------------
-
-
-def _save(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str, trained: Trained) -> None:
-    known = trained.known
-    body = {
-        "backbone": backbone.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "known": None if known is None else {"backbone": known.backbone.state_dict(), "weights": known.weights},
-        "losses": trained.losses,
-        "seconds": trained.seconds,
-    }
-    save_checkpoint(path, name, body)
-
-
-def _resume(path: Path, backbone: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Trained:
-    body = load_checkpoint(path, name, next(backbone.parameters()).device)
-    try:
-        known = None
-        if body["known"] is not None:
-            known = Known(copy.deepcopy(backbone), body["known"]["weights"])
-            known.backbone.load_state_dict(body["known"]["backbone"])
-        backbone.load_state_dict(body["backbone"])
-        optimizer.load_state_dict(body["optimizer"])
-        return Trained(known, body["losses"], body["seconds"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as wrong:  # the last where a backbone has other layers
-        raise CheckpointError(path, wrong) from wrong

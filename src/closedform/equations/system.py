@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .fields import Field
 from .nonlinear import linearised
-from .problem import Batch, Problem
+from .problem import PointBatch, Problem
 
 Around = Sequence[Sequence[Field]]  # for every condition, the functions and coefficients at its points
 
@@ -25,18 +25,18 @@ class System(NamedTuple):
     counts: list[int]
 
 
-def fields(problem: Problem, backbone: Callable[[Tensor], Tensor], batches: Sequence[Batch]) -> list[Field]:
+def fields(problem: Problem, backbone: Callable[[Tensor], Tensor], batches: Sequence[PointBatch]) -> list[Field]:
     """The features at the points of every condition."""
     return [problem.features(backbone, at, batch) for at, batch in enumerate(batches)]
 
 
-def functions(problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor) -> Around:
+def functions(problem: Problem, at_points: Sequence[Field], batches: Sequence[PointBatch], weights: Tensor) -> Around:
     """What these weights make of the features, at the points of every condition."""
     return [problem.solved_fields(u, weights, batch) for u, batch in zip(at_points, batches)]
 
 
 def assemble(
-    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], around: Around | None = None
+    problem: Problem, at_points: Sequence[Field], batches: Sequence[PointBatch], around: Around | None = None
 ) -> System:
     """The rows of all conditions. Each condition's rows are divided by the root of the sum of their squares, so that a
     condition with large derivatives, or with many points, weighs as much as another.
@@ -60,7 +60,11 @@ def assemble(
 
 
 def loss(
-    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], weights: Tensor, scales: Sequence[float]
+    problem: Problem,
+    at_points: Sequence[Field],
+    batches: Sequence[PointBatch],
+    weights: Tensor,
+    scales: Sequence[float],
 ) -> Tensor:
     """The sum of the squared residuals of these weights, each condition's times its scale."""
     parts = [
@@ -71,7 +75,7 @@ def loss(
 
 
 def target_size(
-    problem: Problem, at_points: Sequence[Field], batches: Sequence[Batch], scales: Sequence[float]
+    problem: Problem, at_points: Sequence[Field], batches: Sequence[PointBatch], scales: Sequence[float]
 ) -> Tensor:
     """The loss of the zero function: what the residuals are measured against."""
     u = at_points[0]

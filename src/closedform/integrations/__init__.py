@@ -58,14 +58,14 @@ def targets_of(batch: Any, targets: Targets = None) -> tuple[Tensor, Tensor | No
 
     `targets` is a function of the batch that returns `y` or `(y, sample_weight)`, or a key of the batch; without it the
     batch must be `(x, y)` or `(x, y, sample_weight)`."""
-    found: Any = None
+    parts: Any = None
     if callable(targets):
-        found = targets(batch)
+        parts = targets(batch)
     elif targets is not None:
-        found = batch.get(targets) if isinstance(batch, Mapping) else None
+        parts = batch.get(targets) if isinstance(batch, Mapping) else None
     elif isinstance(batch, (tuple, list)) and len(batch) in (2, 3):
-        found = tuple(batch[1:])
-    y, weight = (*found, None)[:2] if isinstance(found, (tuple, list)) and found else (found, None)
+        parts = tuple(batch[1:])
+    y, weight = (*parts, None)[:2] if isinstance(parts, (tuple, list)) and parts else (parts, None)
     if not isinstance(y, Tensor) or not (weight is None or isinstance(weight, Tensor)):
         wanted = "(x, y) or (x, y, sample_weight)" if targets is None else f"targets={targets!r} to find a tensor in it"
         raise ValueError(

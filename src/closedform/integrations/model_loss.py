@@ -22,9 +22,9 @@ LANGUAGE = re.compile("Causal|LMHead|DoubleHeads|ConditionalGeneration")
 
 def kind_of_loss(model: Any) -> str | None:
     """The `loss_type` that the names of the model's class and its bases tell."""
-    found = re.search("|".join(LOSS_MAPPING), _names(model))
+    known = re.search("|".join(LOSS_MAPPING), _names(model))
     # the fallback is that of transformers, which Trainer does not see
-    return found.group() if found else "ForCausalLM" if _asks(model) else None
+    return known.group() if known else "ForCausalLM" if _asks(model) else None
 
 
 def divides(model: Any) -> bool:

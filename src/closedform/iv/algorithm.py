@@ -9,6 +9,7 @@ graph and the gradient is one more solve with the same factor (see `closedform.s
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..solver.batch import Batch
-from ..solver.rules import Kalman, Proximal, Ridge, Rule
+from ..solver.rules import Kalman, Proximal, Ridge, Rule, side_by_side
+from ..stack import modules as stacked_modules
 from ..stack.heads import Heads
+from ..stack.states import optimizer_state, prefixed, restore_optimizer, take_back, under
 
 First = tuple[Tensor, Tensor]  # x, z
 Second = tuple[Tensor, Tensor, "Tensor | None"]  # z, y, o
@@ -71,12 +74,13 @@ def products(psi: Tensor, xi: Tensor | None, intercept: bool = True) -> Tensor:
     tensor([[10.,  2., 15.,  3.,  5.,  1.]], dtype=torch.float64)
     """
     psi = ones(psi) if intercept else psi.double()
-    return psi if xi is None else (psi[:, :, None] * ones(xi)[:, None, :]).flatten(1)
+    return psi if xi is None else (psi[..., :, None] * ones(xi)[..., None, :]).flatten(-2)
 
 
 class DFIV:
     """The networks `psi` (of treatments), `phi` (of instruments) and `xi` (of covariates, or None) and the layers between
-    them; `step` is one pass of Algorithm 3's loop.
+    them; `step` is one pass of Algorithm 3's loop. Several models of one shape can stand side by side (`beside`): their
+    batches, features and layers have a leading model axis.
 
     order: "step" is the paper's, a gradient step and then the solve; "solve" solves first and steps at the layers that it
         found, which takes psi once and not twice an iteration.
@@ -121,12 +125,42 @@ class DFIV:
         self.first = layer(self.rules.first, k + 1, d, generator)
         width = (d + int(intercept)) * (q + 1 if xi is not None else 1)
         self.second = layer(self.rules.second, width, outputs, generator)
-        joint = list(psi.parameters())
-        if xi is not None and not covariate_steps:
-            joint += list(xi.parameters())
-        self.optimizers = [adamw(list(phi.parameters()), lr, weight_decay), adamw(joint, lr, weight_decay)]
-        if xi is not None and covariate_steps:
-            self.optimizers.append(adamw(list(xi.parameters()), lr, weight_decay))
+        self.lr, self.weight_decay = lr, weight_decay
+        self.optimizers = self._optimizers()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer | None]:
+        groups = [list(self.phi.parameters()), list(self.psi.parameters())]
+        if self.xi is not None and self.covariate_steps:
+            groups.append(list(self.xi.parameters()))
+        elif self.xi is not None:
+            groups[1] += list(self.xi.parameters())
+        return [adamw(parameters, self.lr, self.weight_decay) for parameters in groups]
+
+    # ---- Side by side ------------------------------------------------------------------------------
+
+    @staticmethod
+    def beside(models: Sequence[DFIV]) -> DFIV:
+        """Models of one shape as one; `take_out` copies what it has learned back into them."""
+        stack = copy.copy(models[0])
+        nets = [stacked_modules.side_by_side(group) for group in zip(*(model.modules() for model in models))]
+        stack.psi, stack.phi, stack.xi = (*nets, None)[:3]  # pyright: ignore[reportAttributeAccessIssue]
+        first, second = (torch.stack([getattr(m, name).W for m in models]) for name in ("first", "second"))
+        widths = {"first": first.shape[2], "inner": first.shape[2], "second": second.shape[2]}
+        stack.rules = Rules(
+            **{k: side_by_side([getattr(m.rules, k) for m in models], width, False) for k, width in widths.items()}
+        )
+        stack.first = Heads(first, stack.rules.first, bias=False)
+        stack.second = Heads(second, stack.rules.second, bias=False)
+        stack.optimizers = stack._optimizers()
+        return stack
+
+    def take_out(self, models: Sequence[DFIV]) -> None:
+        """Copy networks and layers into the models that this one was made of by `beside`."""
+        for net, group in zip(self.modules(), zip(*(model.modules() for model in models))):
+            stacked_modules.take_out(net, group)
+        for k, model in enumerate(models):
+            model.first.W.copy_(self.first.W[k])
+            model.second.W.copy_(self.second.W[k])
 
     # ---- One iteration -----------------------------------------------------------------------------
 
@@ -154,16 +188,16 @@ class DFIV:
             if self.order == "solve":
                 phi = ones(self.phi(z))
                 self.first.solve(phi.detach(), psi)
-                self._descend(0, (phi @ self.first.W.T - psi).square().sum())
+                self._descend(0, phi @ self.first.W.mT - psi)
             else:
-                self._descend(0, (ones(self.phi(z)) @ self.first.W.T - psi).square().sum())
+                self._descend(0, ones(self.phi(z)) @ self.first.W.mT - psi)
                 with torch.no_grad():
                     self.first.solve(ones(self.phi(z)), psi)
 
     def inner(self, phi1: Tensor, psi1: Tensor) -> Tensor:
         """`W*(theta_X)`: the stage-one layer solved with the rule `inner`, differentiable in psi1."""
         first, rule = self.first, self.rules.inner
-        memory = first.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[1], self.widths[0])
+        memory = first.memory if isinstance(rule, Kalman) else rule.memory(phi1.shape[-1], self.widths[0])
         return rule.update(first.W, Batch(phi1, psi1, bias=False), memory, first.step).W
 
     def _stage_two(self, x1: Tensor, phi1: Tensor, phi2: Tensor, second: Second) -> None:
@@ -172,15 +206,15 @@ class DFIV:
         y = y.double()
 
         def features() -> Tensor:
-            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
+            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).mT
             return products(psi_hat, None if self.xi is None else self._xi(o), self.intercept)
 
         if self.order == "solve":
             F = features()
             self.second.solve(F.detach(), y)
-            self._descend(1, (F @ self.second.W.T - y).square().sum())
+            self._descend(1, F @ self.second.W.mT - y)
         else:
-            self._descend(1, (features() @ self.second.W.T - y).square().sum())
+            self._descend(1, features() @ self.second.W.mT - y)
             with torch.no_grad():
                 self.second.solve(features(), y)
 
@@ -198,15 +232,15 @@ class DFIV:
         _check_given(o)
         y = y.double()
         with torch.no_grad():
-            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).T
+            psi_hat = phi2 @ self.inner(phi1, self.psi(x1).double()).mT
         for _ in range(self.covariate_steps):
             F = products(psi_hat, self.xi(o), self.intercept)
             self.second.solve(F.detach(), y)
-            self._descend(2, (F @ self.second.W.T - y).square().sum())
+            self._descend(2, F @ self.second.W.mT - y)
 
-    def _descend(self, which: int, loss: Tensor) -> None:
+    def _descend(self, which: int, residual: Tensor) -> None:
         optimizer = self.optimizers[which]
-        if optimizer is not None and not descend(optimizer, loss):
+        if optimizer is not None and not descend(optimizer, residual.square().sum((-2, -1))):
             self.skipped += 1
 
     # ---- What it knows -----------------------------------------------------------------------------
@@ -230,22 +264,27 @@ class DFIV:
     def _trained(self) -> list[torch.optim.Optimizer]:
         return [optimizer for optimizer in self.optimizers if optimizer is not None]
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as nested dicts of tensors and numbers."""
-        return {
-            "networks": [net.state_dict() for net in self.modules()],
-            "layers": [{"W": heads.W, **heads.state()} for heads in (self.first, self.second)],
-            "optimizers": [optimizer.state_dict() for optimizer in self._trained()],
-        }
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, as tensors."""
+        state = {}
+        for k, net in enumerate(self.modules()):
+            state |= prefixed(f"network{k}", net.state_dict())
+        for k, optimizer in enumerate(self._trained()):
+            state |= prefixed(f"optimizer{k}", optimizer_state(optimizer))
+        return state | self._layers()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        for net, saved in zip(self.modules(), state["networks"]):
-            net.load_state_dict(saved)
-        for heads, saved in zip((self.first, self.second), state["layers"]):
-            for name, tensor in {"W": heads.W, **heads.state()}.items():
-                tensor.copy_(saved[name])
-        for optimizer, saved in zip(self._trained(), state["optimizers"]):
-            optimizer.load_state_dict(saved)
+    def restore(self, state: dict[str, Tensor]) -> None:
+        take_back(self._layers(), {name: state[name] for name in self._layers()})
+        for k, net in enumerate(self.modules()):
+            net.load_state_dict(under(state, f"network{k}"))
+        for k, optimizer in enumerate(self._trained()):
+            restore_optimizer(optimizer, under(state, f"optimizer{k}"))
+        self.first.restored()
+        self.second.restored()
+
+    def _layers(self) -> dict[str, Tensor]:
+        layers = {"first": self.first, "second": self.second}
+        return {f"{k}.{name}": x for k, heads in layers.items() for name, x in {"W": heads.W, **heads.state()}.items()}
 
 
 def _check_given(o: Tensor | None) -> None:
@@ -255,14 +294,27 @@ def _check_given(o: Tensor | None) -> None:
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
     """A gradient step of the optimizer's parameters, or False where the loss is not finite: a solve that failed must not
-    reach the weights."""
-    if not bool(torch.isfinite(loss)):
-        return False
+    reach the weights. Of several models with a loss each, `(M,)`, those whose loss is finite step."""
     parameters = optimizer.param_groups[0]["params"]
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+    sound = torch.isfinite(loss)
+    whole = bool(sound.all())
+    if not whole and not bool(sound.any()):
+        return False
+    total = loss.sum() if whole else loss[sound].sum()
+    for parameter, gradient in zip(parameters, torch.autograd.grad(total, parameters)):
         parameter.grad = gradient
+    if whole:
+        optimizer.step()
+        return True
+    kept = [parameter.detach()[~sound] for parameter in parameters]
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad[~sound] = 0.0  # through a failed solve not even the gradient of another loss need be zero
     optimizer.step()
-    return True
+    with torch.no_grad():
+        for parameter, before in zip(parameters, kept):
+            parameter[~sound] = before
+    return False
 
 
 def adamw(parameters: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer | None:

@@ -4,6 +4,7 @@ Of a deep fit that was not bootstrapped the interval is asymptotic: the features
 is linear, with the covariance `(F^T F + ridge)^-1 F^T diag(e^2) F (F^T F + ridge)^-1` of its features F given the
 instruments and the residuals `e = y - f(X)` of its rows (White's). Members with exchanged halves have other rows of stage
 two, so that two of them count as independent, and more as two.
+That of a line is Anderson and Rubin's or from its standard errors (`closedform.iv.line`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import Data, Split, evaluation
+from . import Data, Split, evaluation, line
 from .effects import banded, normal, treatments
 from .inputs import scaled
 from .members import Member
@@ -32,7 +33,7 @@ class AverageEffect(NamedTuple):
     estimate: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    interval: str  # "bootstrap", "asymptotic" or "standard errors"
+    interval: str  # "bootstrap", "asymptotic", "standard errors" or "Anderson-Rubin"
 
 
 def kept_rows(X: np.ndarray, controls: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -51,7 +52,7 @@ def covariance(member: Member, data: Data, split: Split) -> Tensor:
     F = F - F.mean(0)
     e = rows.y[:, 0].double() - member.structural(rows.X, rows.O)
     ridge = torch.full((F.shape[1],), max(member.ridge, 1e-6) * len(F), dtype=torch.float64)
-    ridge[: member.design.free] = 1e-6 * len(F)
+    ridge[layers.free(F.shape[1], member.design.unpenalised)] = 1e-6 * len(F)
     bread = torch.linalg.inv(F.T @ F + ridge.diag())
     half = bread @ (F * (e - e.mean())[:, None]).T
     return half @ half.T
@@ -78,14 +79,25 @@ def average_effect(
     if hasattr(model, "replicates_"):
         return AverageEffect(*banded(estimate, model.replicates_, effect, level), "bootstrap")
     if model._linear:
-        spread = model.std_error_ * abs(by or 1.0)
-        how = "standard errors"
-    else:
-        if not hasattr(model, "_covariances"):
-            raise ValueError("the file of this fit has no covariance for an asymptotic interval: call bootstrap first")
-        spread, how = _spread(model, X, controls, by), "asymptotic"
-    spread = spread * normal(level)
-    return AverageEffect(estimate, estimate - spread, estimate + spread, how)
+        how = "Anderson-Rubin" if hasattr(model, "_ratio") else "standard errors"
+        return AverageEffect(estimate, *linear_ends(model, np.eye(p) * (by or 1.0), level), how)
+    if not hasattr(model, "_covariances"):
+        raise ValueError("the file of this fit has no covariance for an asymptotic interval: call bootstrap first")
+    spread = _spread(model, X, controls, by) * normal(level)
+    return AverageEffect(estimate, estimate - spread, estimate + spread, "asymptotic")
+
+
+def linear_ends(model: DFIVRegressor, changes: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of an interval of what each of the changes `(n, p)` of the treatments does, by a linear fit."""
+    p = model.n_features_in_
+    if hasattr(model, "_ratio"):
+        low, high = line.interval(model._ratio, normal(level))
+        moved = changes[:, 0] != 0  # zero times infinity is no number
+        ends = [np.multiply(changes[:, 0], end, out=np.zeros(len(changes)), where=moved) for end in (low, high)]
+        return np.minimum(*ends), np.maximum(*ends)
+    spread = np.sqrt(np.einsum("ni,ij,nj->n", changes, model.covariance_[:p, :p], changes)) * normal(level)
+    middle = changes @ model.coef_
+    return middle - spread, middle + spread
 
 
 @torch.no_grad()

@@ -136,6 +136,7 @@ def replicate(estimator: DFIVRegressor, rows: Observations, k: int, path: Path) 
                 names=estimator._names,
                 columns=estimator._columns,
                 groups=drawn,
+                as_line=estimator._linear,
                 designs=None if estimator._linear else [estimator.members_[0].design],
                 ridges=None if estimator._linear else _ridges(estimator),
             )

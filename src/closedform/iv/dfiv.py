@@ -18,7 +18,7 @@ from .. import estimator_files
 from ..arrays import one_thread
 from . import average, files, fitting, linear, settings
 from .bootstrap import bootstrap
-from .effects import banded, normal, pair
+from .effects import banded, pair
 from .inputs import Observations, check_columns, checked, columns, mark, matrix, names, outcome, scaled
 from .members import HOLD_OUT, Member
 from .summary import Summary, answers
@@ -52,10 +52,11 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     Parameters
     ----------
     features : "deep" learns features; "linear" is two-stage least squares, exactly and on all rows.
-    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (with its square
-        and cube, for up to 3 treatments without controls also bumps in a row, and the same of the instruments), "deep",
-        or "auto", which compares them. The sieve takes part up to 10 treatments, learned features unless there is one
-        treatment and no controls, where a sieve has every curve.
+    treatment : how the treatment enters a deep fit: "linear" (its effect depends on the controls), "sieve" (bumps in a
+        row for up to 3 treatments without controls, else square and cube, and the same of the instruments), "deep", or
+        "auto", which compares them and a line of treatment and controls on all rows (`closedform.iv.line`), which is
+        taken where nothing is clearly better. The sieve takes part up to 10 treatments, learned features unless there is
+        one treatment and no controls, where a sieve has every curve.
     hidden_layer_sizes : of the networks of treatment, instruments and controls; "auto" is (64, 64).
     n_features : how many features are learned of treatment, instruments and controls, besides their own columns; "auto" is
         (8, 32, 16), and 48 of the controls for more than 4000 rows.
@@ -73,8 +74,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     Attributes
     ----------
-    coef_, intercept_, control_coef_, std_error_ : of a linear fit.
-    members_, replicates_ : trained members of a deep fit; refits of `bootstrap`.
+    coef_, intercept_, control_coef_, std_error_ : of a linear fit, or of one that has taken the line.
+    members_, replicates_ : trained members of a deep fit that has not; refits of `bootstrap`.
 
     Examples
     --------
@@ -101,6 +102,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     _rows: list[Any]
     _sample: tuple[np.ndarray, np.ndarray | None]
     _covariances: list[torch.Tensor]
+    _ratio: np.ndarray
     _drawn: np.ndarray
     _stage_one: np.ndarray
     _x: tuple[np.ndarray, np.ndarray]
@@ -155,11 +157,20 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def _fit(
-        self, X: Any, y: Any, Z: Any, controls: Any, treatments: list[str], tables: dict[str, list[str] | None]
+        self,
+        X: Any,
+        y: Any,
+        Z: Any,
+        controls: Any,
+        treatments: list[str],
+        tables: dict[str, list[str] | None],
+        *,
+        of_treatment: bool = True,
     ) -> DFIVRegressor:
-        """`fit`, with the names of the treatments and of the columns of every table."""
+        """`fit`, with the names of the treatments and of the columns of every table; `of_treatment` as in `fitting`."""
         self._check_parameters()
-        attributes = fitting.attributes(self, checked(X, y, Z, controls), names=treatments, columns=tables)
+        rows = checked(X, y, Z, controls)
+        attributes = fitting.attributes(self, rows, names=treatments, columns=tables, of_treatment=of_treatment)
         for name in FITTED:  # of an earlier fit, perhaps of another kind; at the end, so that an error changes nothing
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)
@@ -229,9 +240,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         if level is None:
             return change
         if self._linear and not hasattr(self, "replicates_"):
-            d = ends[1] - ends[0]
-            spread = np.sqrt(np.einsum("ni,ij,nj->n", d, self.covariance_[:p, :p], d)) * normal(level)
-            return change, change - spread, change + spread
+            return change, *average.linear_ends(self, ends[1] - ends[0], level)
         return self._banded(change, lambda m: m.predict(ends[1], controls) - m.predict(ends[0], controls), level)
 
     def marginal_effect(self, X: Any, W: Any = None, *, level: float | None = None) -> Any:
@@ -245,8 +254,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             return slopes
         mean = slopes.mean(0)
         if self._linear and not hasattr(self, "replicates_"):
-            spread = self.std_error_ * normal(level)
-            return mean, mean - spread, mean + spread
+            return mean, *average.linear_ends(self, np.eye(self.n_features_in_), level)
         return self._banded(mean, lambda m: m._slopes(X, controls).mean(0), level)
 
     def _slopes(self, X: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
@@ -301,8 +309,9 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
 
     def average_effect(self, *, level: float = 0.95, at: Any = None, by: float | None = None) -> average.AverageEffect:
         """The effect of each treatment averaged over the rows of the fit: estimate, ends of an interval, and where that is
-        from: "bootstrap" after `bootstrap`, "standard errors" of a linear fit, "asymptotic" otherwise, which takes the
-        learned features for known.
+        from: "bootstrap" after `bootstrap`; "standard errors" of a linear fit; "Anderson-Rubin" of a line with a single
+        treatment and instrument, which holds however weak that is; "asymptotic" otherwise, which takes the learned
+        features for known.
 
         at : a treatment that all rows are given, instead of their own.
         by : the change of the treatment; None is the slope, the effect of a unit.

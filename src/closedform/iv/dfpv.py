@@ -79,7 +79,8 @@ class DFPVRegressor(RegressorMixin, BaseEstimator):
         controls = None  # the names of the columns of A and C, where all have one
         if tables["A"] is not None and (C is None or tables["C"] is not None):
             controls = [*tables["A"], *(tables["C"] or [])]
-        bridge._fit(W, y, Z, _beside(A, C), proxies, {"X": tables["W"], "Z": tables["Z"], "W": controls})
+        names_of = {"X": tables["W"], "Z": tables["Z"], "W": controls}
+        bridge._fit(W, y, Z, _beside(A, C), proxies, names_of, of_treatment=False)
         self.summary_ = summarised(bridge.summary_, A, y, Z, W, C, treatments)
         self.bridge_, self.proxies_, self.controls_ = bridge, W, C
         self.n_features_in_, self._columns = A.shape[1], tables

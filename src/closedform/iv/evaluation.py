@@ -23,7 +23,7 @@ Beta = Union[float, per_sample]
 CHUNK = 4096  # rows whose features are made at a time
 
 
-class Networks(Protocol):
+class FeatureNetworks(Protocol):
     """Trained networks of treatment, instruments and controls."""
 
     @property
@@ -95,6 +95,12 @@ class Layers:
         xi = self.xi(xi)
         return torch.cat([psi, xi, (psi[:, :, None] * xi[:, None, :]).flatten(1)], 1)
 
+    def free(self, columns: int, free: tuple[int, int, int]) -> Tensor:
+        """Which columns of `_second` have no ridge, where the first `free` features of psi, phi and xi have none."""
+        d, q = len(self.psi.mean), 0 if self.xi is None else len(self.xi.mean)
+        column = torch.arange(columns)
+        return (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
+
     def structural(self, psi: Tensor, xi: Tensor | None) -> Tensor:
         """The structural function from the networks' features."""
         return self._second(self.psi(psi), xi) @ self.w.T + self.c
@@ -111,13 +117,13 @@ def outputs(net: torch.nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net(part).double() for part in x.split(CHUNK)])
 
 
-def _xi(model: Networks, o: Tensor | None) -> Tensor | None:
+def _xi(model: FeatureNetworks, o: Tensor | None) -> Tensor | None:
     return None if model.xi is None or o is None else outputs(model.xi, o)
 
 
 @torch.no_grad()
 def reestimated(
-    model: Networks,
+    model: FeatureNetworks,
     data: Data,
     split: Split,
     beta_1: Beta = BETA_1,
@@ -142,22 +148,19 @@ def reestimated(
     empty = torch.zeros(0, dtype=torch.float64)
     layers = Layers(*scales, W, b, empty, empty)
     F = layers._second(scales[1](phi2) @ W.T + b, xi)
-    d, q = psi.shape[1], 0 if xi is None else xi.shape[1]
-    column = torch.arange(F.shape[1])
-    marked = (column < free[0]) | ((column >= d) & (column < d + min(free[2], q)))
-    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, marked)
+    layers.w, layers.c = fit(F, data.y[split.second].double(), beta_2, layers.free(F.shape[1], free))
     return layers
 
 
 def _calibrated(W: Tensor, b: Tensor, phi: Tensor, psi: Tensor, free: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Stage one with a correction linear in its predictions and the controls, the last `free[2]` of phi's free columns."""
     d, own = len(W), slice(free[1] - free[2], free[1])
-    found = phi @ W.T + b
-    regressors = torch.cat([found, phi[:, own]], 1)
-    G, c = fit(regressors, psi - found, CALIBRATION, torch.arange(regressors.shape[1]) >= d)
-    made = W + G[:, :d] @ W
-    made[:, own] += G[:, d:]
-    return made, b + G[:, :d] @ b + c
+    predicted = phi @ W.T + b
+    regressors = torch.cat([predicted, phi[:, own]], 1)
+    G, c = fit(regressors, psi - predicted, CALIBRATION, torch.arange(regressors.shape[1]) >= d)
+    corrected = W + G[:, :d] @ W
+    corrected[:, own] += G[:, d:]
+    return corrected, b + G[:, :d] @ b + c
 
 
 def predict(model: DFIV, layers: Layers, x: Tensor, o: Tensor | None = None) -> Tensor:

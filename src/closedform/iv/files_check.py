@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..estimator_files import check_names, check_tensor
 from .dfpv_summary import ProxySummary
-from .members import Design
+from .members import SIEVES, Design
 from .networks import sieve_width
 from .summary import Summary
 
@@ -47,6 +47,9 @@ def attributes(plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} must be positive")
     expected = set(shapes)
     if linear:
+        if "_ratio" in tensors:  # of a line with one treatment and one instrument
+            check_tensor(tensors, "_ratio", (5,), torch.float64)
+            expected.add("_ratio")
         if type(plain["intercept_"]) is not float or not math.isfinite(plain["intercept_"]):
             raise ValueError(f"intercept_ must be a finite number, got {plain['intercept_']!r:.80}")
     else:
@@ -97,7 +100,7 @@ def member(design: Design, entry: dict[str, Any], plain: dict[str, Any], tensors
     p, q, m = plain["n_features_in_"], plain["_controls"], len(plain["_own"])
     if (design.inputs, design.instruments, design.controls) != (p, m + q, q):
         raise ValueError(f"a member takes other columns than the fit had: {design!r:.200}")
-    if design.treatment not in ("linear", "sieve", "deep", "backbone"):
+    if design.treatment not in ("linear", *SIEVES, "deep", "backbone"):
         raise ValueError(f"the treatment of a member is {design.treatment!r:.80}")
     if min(design.hidden + design.widths, default=0) < 1 or not 0 <= design.seed < 2**63:
         raise ValueError(f"the layers of a member are {design.hidden} and {design.widths}; expected positive sizes")
@@ -137,12 +140,14 @@ def _network_sizes(design: Design, tensors: dict[str, Tensor]) -> None:
 def _layer_shapes(name: str, design: Design, tensors: dict[str, Tensor]) -> None:
     """The shapes of a pair of layers: features of treatment, instruments and controls, and the products of the first and
     the last."""
-    sieve = design.treatment == "sieve"
-    k = (sieve_width(design.instruments, design.bumps) if sieve else design.instruments) + design.widths[1]
+    k = (sieve_width(design.instruments, design.bumps) if design.sieve else design.instruments) + design.widths[1]
     q = design.controls + design.widths[2] if design.controls else 0
-    d = {"linear": design.inputs, "sieve": sieve_width(design.inputs, design.bumps)}.get(
-        design.treatment, design.inputs + design.widths[0] if design.treatment == "deep" else len(tensors[f"{name}.b"])
-    )
+    kind = "sieve" if design.sieve else design.treatment
+    d = {
+        "linear": design.inputs,
+        "sieve": sieve_width(design.inputs, design.bumps),
+        "deep": design.inputs + design.widths[0],
+    }.get(kind, len(tensors[f"{name}.b"]))
     shapes = {"W": (d, k), "b": (d,), "w": (1, d + q + d * q), "c": (1,)}
     widths = {"psi": d, "phi": k} | ({"xi": q} if q else {})
     shapes |= {f"{net}.{part}": (width,) for net, width in widths.items() for part in ("mean", "scale")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from ..arrays import moments, one_thread
-from . import Data, Split, average, evaluation, linear, members
+from . import Data, Split, average, evaluation, line, linear, members
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
-from .members import Design, Member, Ridges
-from .summary import Summary, deep_part, linear_part
+from .members import Design, Member, Ridges, Tried
+from .summary import IDENTIFIED, Summary, deep_part, linear_part, warn_of_few_values, warn_of_unidentified
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 ROWS = 60  # below these the halves of a deep fit are too small to mean anything
 HELD = 5  # held-out rows, below which no choice can be made; and rows of a stage
 WIDE = 50  # more treatments than these are pixels, about which a linear model has nothing to say
-
-Tried = list[tuple[Design, float]]
 
 
 def attributes(
@@ -34,11 +33,15 @@ def attributes(
     names: list[str],
     columns: dict[str, list[str] | None] | None = None,
     groups: np.ndarray | None = None,
+    of_treatment: bool = True,
+    as_line: bool = False,
     designs: list[Design] | None = None,
     ridges: Ridges | None = None,
 ) -> dict[str, Any]:
-    """The attributes of a fit. Rows of one group (those with the same number in `groups`) stay in one stage. `designs` and
-    `ridges` are those of a fit that has chosen them before; None chooses."""
+    """The attributes of a fit. Rows of one group (those with the same number in `groups`) stay in one stage.
+    `of_treatment` says that the effect of the treatment is wanted, and not that of a control: then the line is taken where
+    the instruments hardly move what another model would say of it. `as_line`, `designs` and `ridges` are those of a fit
+    that has chosen them before; None chooses."""
     X, y, Z, controls = rows
     which = excluded(Z, controls)
     own = Z[:, which]
@@ -46,11 +49,12 @@ def attributes(
     shape = {"n_features_in_": X.shape[1], "_controls": 0 if controls is None else controls.shape[1], "_names": names}
     shape |= {"_columns": columns or {}, "_instruments": Z.shape[1], "_own": which}
     shape |= {"_rows": [len(X), mark(rows)], "_sample": average.kept_rows(X, controls)}
+    own_rows = Observations(X, y, own, controls)
     if settings.features == "linear":
         fit = linear.two_stage(X, y, own, controls)
-        shape |= {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
-        shape |= {"std_error_": fit.std_error, "covariance_": fit.covariance, "_stage_one": fit.stage_one}
-        return shape | {"summary_": linear_part(X, y, own, controls, names)}
+        return shape | _linear_attributes(fit) | {"summary_": linear_part(*own_rows, names)}
+    if as_line:
+        return shape | _line_attributes(own_rows, linear_part(*own_rows, names), [], (len(X), len(X), 0))
     needed = ROWS if groups is None else ROWS // 2  # a draw with replacement has fewer different rows
     groups = np.arange(len(X)) if groups is None else groups
     count = len(np.unique(groups))
@@ -67,13 +71,53 @@ def attributes(
     seed = int(check_random_state(settings.random_state).randint(2**31 - 1))
     with one_thread():
         trained, tried, splits, held = train(settings, data, groups, designs, ridges, seed)
-        summary = linear_part(X, y, own, controls, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
-        summary = diagnosed(summary, trained, tried, data, splits, held, len(np.unique(own, axis=0)))
+        summary = linear_part(*own_rows, names) if X.shape[1] <= WIDE else _nothing_linear(len(X))
+        stages, values = (len(splits[0].first), len(splits[0].second), len(held)), len(np.unique(own, axis=0))
+        if trained:
+            deep = diagnosed(copy.deepcopy(summary), trained, tried, data, splits, held, values)
+            if of_treatment and _has_line(tried) and _hardly_identified(deep):
+                warn_of_unidentified(summary, deep)
+                trained = []
+            else:
+                summary = deep
+        if not trained:
+            warn_of_few_values(summary, values)
+            return shape | _line_attributes(own_rows, summary, tried, stages)
         # the choices are made: the layers that predict may have the held-out rows too, half in each stage
         splits = [_with_held(split, held, groups, swap=bool(k % 2)) for k, split in enumerate(splits)]
         trained = [members.refitted(member, data, split) for member, split in zip(trained, splits)]
         covariances = [average.covariance(member, data, split) for member, split in zip(trained, splits)]
     return shape | scales | {"members_": trained, "summary_": summary, "_covariances": covariances}
+
+
+def _linear_attributes(fit: linear.TwoStage) -> dict[str, Any]:
+    attributes = {"coef_": fit.coef, "intercept_": fit.intercept, "control_coef_": fit.controls}
+    return attributes | {"std_error_": fit.std_error, "covariance_": fit.covariance, "_stage_one": fit.stage_one}
+
+
+def _line_attributes(
+    rows: Observations, summary: Summary, tried: Tried, stages: tuple[int, int, int]
+) -> dict[str, Any]:
+    """Of a fit that has taken the line, with the losses of all candidates."""
+    X, y, own, controls = rows
+    attributes = _linear_attributes(line.fitted(X, y, own, controls))
+    exact = line.excess(X, own, controls) == 0
+    if exact and X.shape[1] == 1:
+        attributes["_ratio"] = line.ratio(X, y, own, controls)
+    summary.used = f"line, {'two-stage least squares' if exact else 'jackknifed limited information'} on all rows"
+    summary.tried, summary.stages = [(_name(design), loss) for design, loss in tried], stages
+    return attributes | {"summary_": summary}
+
+
+def _hardly_identified(summary: Summary) -> bool:
+    """Whether the instruments are not strong, and move little of the structural function beyond the controls: what a curve
+    says of the effect would come from its ridge, and from curves of the controls that serve as instruments."""
+    return summary.first_stage_f < linear.STRONG and not (summary.identified or 0.0) >= IDENTIFIED
+
+
+def _has_line(tried: Tried) -> bool:
+    """Whether a line took part in the comparison, and was identified."""
+    return any(design is None and math.isfinite(loss) for design, loss in tried)
 
 
 def iterations(settings: DFIVRegressor) -> int:
@@ -113,7 +157,7 @@ def train(
     ridges: Ridges | None,
     seed: int,
 ) -> tuple[list[Member], Tried, list[Split], Tensor]:
-    """Members, the models compared, the split of each member and the rows held out."""
+    """Members (none where the line is taken), the models compared, the split of each member and the rows held out."""
     order = np.random.default_rng(seed).permutation(np.unique(groups))
     count = round(settings.validation_fraction * len(order))
     if count < HELD or len(order) - count < 2 * HELD:
@@ -130,21 +174,26 @@ def train(
 
     first = split(0)
     base = base_design(settings, data, min(len(first.first), len(first.second)))
+    kind = "backbone" if settings.backbone is not None else settings.treatment
     if designs is None:
-        kind = "backbone" if settings.backbone is not None else settings.treatment
         designs = members.candidates(base, kind, settings.lam_inner)
+    choose_line = ridges is None and kind == "auto" and base.inputs <= WIDE
     designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
     total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
-    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, ridges)
-    contenders, splits = [best], [first]
-    for k in range(1, settings.members):
-        part = split(k // 2)
-        part = Split(part.second, part.first) if k % 2 else part
-        design = replace(best.member.design, seed=(seed + 1000 * k) % 2**31)
-        stage_one = None if ridges is None else ridges[min(k, len(ridges) - 1)][0]
-        splits.append(part)
-        contenders.append(members.fitted(design, data, part, held, settings.backbone, tick, stage_one))
+    rival = line.Rival.of(data) if choose_line else None
+    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, ridges, rival)
+    if best is None:
+        if tick is not None:
+            tick.close()
+        return [], tried, [first], held
+    others = range(1, settings.members)
+    splits = [split(k // 2) for k in others]
+    splits = [Split(part.second, part.first) if k % 2 else part for k, part in zip(others, splits)]
+    designs = [replace(best.member.design, seed=(seed + 1000 * k) % 2**31) for k in others]
+    firsts = None if ridges is None else [ridges[min(k, len(ridges) - 1)][0] for k in others]
+    contenders = [best, *members.fitted(designs, data, splits, held, settings.backbone, tick, firsts)]
+    splits = [first, *splits]
     if tick is not None:
         tick.close()
     return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, splits, held
@@ -210,7 +259,9 @@ def diagnosed(
     )
 
 
-def _name(design: Design) -> str:
+def _name(design: Design | None) -> str:
+    if design is None:
+        return "line"
     return design.treatment if design.rule == "ridge" else f"{design.treatment}, inner lambda {design.inner:g}"
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 RANK = 1e-10  # a singular value below this share of the largest counts as zero
 WEAK = 10.0  # the usual threshold of the first-stage F
+STRONG = 104.7  # from which on intervals of two-stage least squares have their level (Lee and others 2022)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,18 @@ def _project(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return A @ _least_squares(A, B)
 
 
+def residual(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """What a regression of B on A leaves."""
+    return B - _project(A, B)
+
+
+def basis(A: np.ndarray) -> np.ndarray:
+    """Orthonormal columns that span those of A."""
+    size = np.sqrt(np.square(A).mean(0))
+    U, S, _ = np.linalg.svd(A / np.where(size > 0, size, 1.0), full_matrices=False)
+    return U[:, S > RANK * S[0]]
+
+
 def two_stage(
     X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarray | None = None, *, robust: bool = True
 ) -> TwoStage:
@@ -124,13 +137,13 @@ def two_stage(
     stage_one = _least_squares(full, A)
     A_hat = full @ stage_one
     coefficients = _least_squares(A_hat, y)
-    residual = y - A @ coefficients
+    left = y - A @ coefficients
     inverse = _inverse(A_hat)
     if robust:
-        middle = A_hat.T @ (np.square(residual)[:, None] * A_hat)
+        middle = A_hat.T @ (np.square(left)[:, None] * A_hat)
         covariance = inverse @ middle @ inverse
     else:
-        covariance = inverse * float(residual @ residual) / n
+        covariance = inverse * float(left @ left) / n
     return TwoStage(
         coefficients[:p],
         coefficients[p:-1],
@@ -218,15 +231,11 @@ def anderson_rubin(
 def _wald(Z: np.ndarray, target: np.ndarray, full: np.ndarray) -> float:
     """`b^T V^-1 b` of the coefficients of instruments Z that the controls are taken out of, in an orthonormal basis of
     them: it does not depend on which. Residuals are those of `full`, over one minus their leverage."""
-    size = np.sqrt(np.square(Z).mean(0))
-    U, S, _ = np.linalg.svd(Z / np.where(size > 0, size, 1.0), full_matrices=False)
-    U = U[:, S > RANK * S[0]]
-    scale = np.sqrt(np.square(full).mean(0))
-    basis, values, _ = np.linalg.svd(full / np.where(scale > 0, scale, 1.0), full_matrices=False)
-    leverage = np.square(basis[:, values > RANK * values[0]]).sum(1)
-    residual = (target - _project(full, target)) / np.maximum(1 - leverage, 1e-8)
+    U = basis(Z)
+    leverage = np.square(basis(full)).sum(1)
+    left = residual(full, target) / np.maximum(1 - leverage, 1e-8)
     b = U.T @ target
-    V = U.T @ (np.square(residual)[:, None] * U)
+    V = U.T @ (np.square(left)[:, None] * U)
     if not np.isfinite(V).all() or np.linalg.matrix_rank(V) < len(V):
         return math.inf if np.abs(b).max() > 0 else 0.0
     return float(b @ np.linalg.solve(V, b))

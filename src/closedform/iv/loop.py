@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..stack import loop
+from ..stack.loop import Checkpoint, Trainable
+from ..stack.modules import stackable
 from ..stack.optimizers import cosine
 from .algorithm import DFIV
 
@@ -95,59 +99,136 @@ def train(
     fresh: bool = False,
     decay: bool = True,
     seed: int = 0,
-    start: int = 0,
     after: Callable[[int], object] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> DFIV:
-    """Iterations `start` to `iterations` of Algorithm 3. Returns the model.
+    """Iterations of Algorithm 3. Returns the model.
 
     batch_size: of both stages.
     fresh: whether each of the T1 inner steps has a stage-one batch of its own; the paper draws one for all, which in the
         same time was better on sprites and as good on demand (docs/iv.md).
     decay: whether the learning rate falls along half a cosine.
-    start: with a model restored from the state after so many iterations, the rest is as if it had not been stopped.
     after: called with the number of iterations taken.
+    checkpoint: see `stack.loop`; a run that was stopped ends with the same bits.
     """
-    if iterations < 1 or batch_size < 1:
-        raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
-    last = max(int(split.first.max()), int(split.second.max()))
-    if last >= len(data.y):
-        raise ValueError(f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these")
-    first = batches(split.first, batch_size, 2 * seed)
-    second = batches(split.second, batch_size, 2 * seed + 1)
-    whole = batch_size >= len(split.first)
-    X1, Z1 = (data.X[split.first], data.Z[split.first]) if whole else (data.X, data.Z)  # not copied at every step
-    draws = model.T1 if fresh and not whole else 1
-
-    def draw() -> Callable[[], None]:
-        parts = [next(first) for _ in range(draws)]
-        rows = next(second)
-
-        def step() -> None:
-            one = [(X1, Z1)] if whole else [(X1[part], Z1[part]) for part in parts]
-            model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
-
-        return step
-
-    iterate(model.set_lr, draw, iterations=iterations, lr=lr, decay=decay, start=start, after=after)
+    training = TwoStages(model, data, [split], iterations, batch_size, lr, fresh=fresh, decay=decay, seeds=[seed])
+    training.after = after
+    loop.train(training, checkpoint=checkpoint)
     return model
 
 
-def iterate(
-    set_lr: Callable[[float], None],
-    draw: Callable[[], Callable[[], None]],
+def train_side_by_side(
+    models: Sequence[DFIV],
+    data: Data,
+    splits: Sequence[Split],
     *,
+    seeds: Sequence[int],
     iterations: int,
+    batch_size: int,
     lr: float,
-    decay: bool = True,
-    start: int = 0,
+    fresh: bool = False,
     after: Callable[[int], object] | None = None,
 ) -> None:
-    """The loop itself. `draw` takes the next batches and returns the step on them; up to `start` these are drawn only."""
-    for t in range(iterations):
-        step = draw()
-        if t < start:
-            continue
-        set_lr(lr * (cosine(t / iterations) if decay else 1.0))
-        step()
-        if after is not None:
-            after(t + 1)
+    """`train` of several models of one shape, each with a split and a seed of its own, as one: equal to rounding."""
+    stack = DFIV.beside(models)
+    training = TwoStages(stack, data, splits, iterations, batch_size, lr, fresh=fresh, decay=True, seeds=seeds)
+    training.after = after
+    loop.train(training)
+    stack.take_out(models)
+
+
+def can_stand_side_by_side(models: Sequence[DFIV], splits: Sequence[Split], batch_size: int) -> bool:
+    """Whether networks and batches allow it."""
+    sizes = {(min(batch_size, len(split.first)), min(batch_size, len(split.second))) for split in splits}
+    return len(sizes) == 1 and all(stackable(net) for model in models for net in model.modules())
+
+
+class HasRate(Protocol):
+    """What `Iterations` asks of a model."""
+
+    def set_lr(self, lr: float) -> None: ...
+
+
+Learner = TypeVar("Learner", bound=HasRate)
+
+
+class Iterations(Trainable, Generic[Learner]):
+    """A training by iterations, each on the next batches, at a rate that falls along half a cosine where `decay`.
+
+    draw: takes the next batches, and returns the step on them.
+    """
+
+    def __init__(
+        self, model: Learner, draw: Callable[[], Callable[[], None]], iterations: int, lr: float, decay: bool = True
+    ):
+        self.model, self.draw, self.total, self.lr, self.decay = model, draw, iterations, lr, decay
+        self.device, self.t = torch.device("cpu"), 0
+        self.after: Callable[[int], object] | None = None
+
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            step = self.draw()
+            self.model.set_lr(self.lr * (cosine(self.t / self.total) if self.decay else 1.0))
+            step()
+            self.t += 1
+            if self.after is not None:
+                self.after(self.t)
+
+
+class TwoStages(Iterations[DFIV]):
+    """Those of Algorithm 3, with a batch of each stage; of models side by side each has a split and a seed of its own."""
+
+    def __init__(
+        self,
+        model: DFIV,
+        data: Data,
+        splits: Sequence[Split],
+        iterations: int,
+        batch_size: int,
+        lr: float,
+        *,
+        fresh: bool,
+        decay: bool,
+        seeds: Sequence[int],
+    ):
+        if iterations < 1 or batch_size < 1:
+            raise ValueError(f"expected iterations and batch_size from 1 on, got {iterations} and {batch_size}")
+        last = max(int(rows.max()) for split in splits for rows in (split.first, split.second))
+        if last >= len(data.y):
+            raise ValueError(
+                f"the split has row {last}, and the data has {len(data.y)} rows: expected a split of these"
+            )
+        super().__init__(model, self._draw, iterations, lr, decay)
+        self.data = data
+        self._first = [batches(split.first, batch_size, 2 * seed) for split, seed in zip(splits, seeds)]
+        self._second = [batches(split.second, batch_size, 2 * seed + 1) for split, seed in zip(splits, seeds)]
+        whole = all(batch_size >= len(split.first) for split in splits)
+        # of a stage that is one batch no rows are copied at every step
+        rows = _together([split.first for split in splits]) if whole else None
+        self._whole = None if rows is None else (data.X[rows], data.Z[rows])
+        self._draws = model.T1 if fresh and not whole else 1
+
+    def _draw(self) -> Callable[[], None]:
+        data = self.data
+        parts = [_together([next(drawn) for drawn in self._first]) for _ in range(self._draws)]
+        rows = _together([next(drawn) for drawn in self._second])
+
+        def step() -> None:
+            one = [self._whole] if self._whole is not None else [(data.X[part], data.Z[part]) for part in parts]
+            self.model.step(one, (data.Z[rows], data.y[rows], None if data.O is None else data.O[rows]))
+
+        return step
+
+    def state(self) -> dict[str, Tensor]:
+        return self.model.state()
+
+    def restore(self, state: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        self.model.restore(state)
+        self.t = notes["t"]
+        for _ in range(self.t):
+            self._draw()  # the batches that were taken
+
+
+def _together(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of one model, `(n,)`, or of several, `(M, n)`."""
+    return rows[0] if len(rows) == 1 else torch.stack(list(rows))

@@ -13,7 +13,7 @@ with the one that was chosen so, on the held-out rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,12 +24,15 @@ from ..solver.lambdas import per_sample, relative
 from ..solver.rules import Kalman, Proximal
 from . import DFIV, Data, Layers, Rules, Split, evaluation, networks, reestimated, train
 from .evaluation import Scale
+from .line import Rival
+from .loop import can_stand_side_by_side, train_side_by_side
 
 FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one, a row, from strong to weak
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 SIEVE = 10  # treatments, up to which a sieve is tried
-MARGIN = 0.5  # standard errors, by which a stronger ridge may be behind where rows are cross-validated
+SIEVES = {"sieve": networks.NARROW, "wide sieve": networks.WIDE}
+MARGIN = 0.5  # standard errors, by which what is simpler may be behind; the line may be by one
 FOLDS = 5  # of the rows that stage one has not seen, where the layer of stage two is cross-validated
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
@@ -37,6 +40,7 @@ BACKBONE_LAM_2, BACKBONE_T1 = 10.0, 5  # images ask for a longer memory, and mor
 FORGET = 0.99
 HOLD_OUT = 0.15
 Ridges = list[tuple[float, float]]  # of stage one and of stage two, for every member
+Tried = list[tuple["Design | None", float]]  # designs, None for the line, and their losses on held-out rows
 DIVERGED = "training diverged: expected finite features and losses; try a smaller learning_rate"
 
 
@@ -47,7 +51,7 @@ class Design:
     inputs: int  # columns of the treatment, the instruments (controls among them) and the controls
     instruments: int
     controls: int
-    treatment: str  # "linear", "sieve", "deep" or "backbone"
+    treatment: str  # "linear", "sieve", "wide sieve", "deep" or "backbone"
     hidden: tuple[int, ...]
     widths: tuple[int, int, int]  # features of psi, phi and xi beside their inputs
     rule: str
@@ -66,12 +70,16 @@ class Design:
     @property
     def fixed(self) -> bool:
         """Whether no outcome has had a part in the features of stage two."""
-        return self.treatment in ("linear", "sieve") and not self.controls
+        return (self.treatment == "linear" or self.sieve) and not self.controls
 
     @property
-    def bumps(self) -> bool:
+    def sieve(self) -> bool:
+        return self.treatment in SIEVES
+
+    @property
+    def bumps(self) -> networks.Bumps | None:
         """Of a sieve: with controls there would be too many products, and few rows to choose by."""
-        return not self.controls
+        return None if self.controls else SIEVES.get(self.treatment)
 
     @property
     def unpenalised(self) -> tuple[int, int, int]:
@@ -174,12 +182,12 @@ def build(design: Design, backbone: nn.Module | None) -> tuple[nn.Module, nn.Mod
         treated = psi, int(shape[1])
     elif design.treatment == "linear":
         treated = nn.Identity(), design.inputs
-    elif design.treatment == "sieve":
+    elif design.sieve:
         treated = networks.Sieve(design.bumps), networks.sieve_width(design.inputs, design.bumps)
     else:
         treated = networks.beside([design.inputs, *design.hidden, d], g)
     instruments = networks.beside([design.instruments, *design.hidden, k], g)
-    if design.treatment == "sieve":
+    if design.sieve:
         instruments = networks.sieve_beside([design.instruments, *design.hidden, k], g, design.bumps)
     pairs = [treated, instruments]
     if design.controls:
@@ -199,18 +207,57 @@ def _rules(design: Design) -> Rules:
 
 
 def fitted(
-    design: Design,
+    designs: Sequence[Design],
     data: Data,
-    split: Split,
+    splits: Sequence[Split],
     held: Tensor,
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
-    first: float | None = None,
-) -> Contender:
-    """Train a member, and solve for the layers that may be taken; `first` is the ridge of stage one, None chooses it."""
+    firsts: Sequence[float | None] | None = None,
+) -> list[Contender]:
+    """Train members, those of one shape side by side, and solve for the layers that each may take; `firsts` are the ridges
+    of stage one, None chooses them."""
+    models = [_model(design, backbone) for design in designs]
+    groups: dict[Design, list[int]] = {}
+    for k, design in enumerate(designs):
+        groups.setdefault(replace(design, inner=0.0, seed=0), []).append(k)
+    for shape, group in groups.items():
+        alike, own_splits = [models[k] for k in group], [splits[k] for k in group]
+        if len(group) > 1 and can_stand_side_by_side(alike, own_splits, shape.batch):
+            _train(alike, data, own_splits, [designs[k] for k in group], tick)
+        else:
+            for k in group:
+                _train([models[k]], data, [splits[k]], [designs[k]], tick)
+    firsts = [None] * len(designs) if firsts is None else firsts
+    return [_contender(*parts, data, held) for parts in zip(designs, models, splits, firsts)]
+
+
+def _train(
+    models: Sequence[DFIV],
+    data: Data,
+    splits: Sequence[Split],
+    designs: Sequence[Design],
+    tick: Callable[[], None] | None,
+) -> None:
+    design = designs[0]
+
+    def after(t: int) -> None:
+        if tick is not None:
+            for _ in models:
+                tick()
+
+    options = {"iterations": design.iterations, "batch_size": design.batch, "lr": design.learning_rate}
+    options |= {"fresh": design.treatment != "backbone", "after": after}
+    if len(models) == 1:
+        train(models[0], data, splits[0], seed=design.seed, **options)
+    else:
+        train_side_by_side(models, data, splits, seeds=[design.seed for design in designs], **options)
+
+
+def _model(design: Design, backbone: nn.Module | None) -> DFIV:
     psi, phi, xi, widths = build(design, backbone)
     image = design.treatment == "backbone"
-    model = DFIV(
+    return DFIV(
         psi,
         phi,
         xi,
@@ -223,17 +270,10 @@ def fitted(
         order="solve",
         generator=torch.Generator().manual_seed(design.seed + 1),
     )
-    train(
-        model,
-        data,
-        split,
-        iterations=design.iterations,
-        batch_size=design.batch,
-        lr=design.learning_rate,
-        fresh=not image,
-        seed=design.seed,
-        after=None if tick is None else lambda _: tick(),
-    )
+
+
+def _contender(design: Design, model: DFIV, split: Split, first: float | None, data: Data, held: Tensor) -> Contender:
+    psi, phi, xi = model.psi, model.phi, model.xi
     for net in model.modules():
         net.eval().requires_grad_(False)
     rows = data.rows(held)
@@ -273,12 +313,16 @@ def _crossed(
     """For every ridge of stage two the losses of the outcome on the rows that stage one has not seen, each by layers that
     were solved without it. Held-out rows alone, a seventh of all, do not tell a bend from a line until it is large."""
     losses = [torch.zeros(len(unseen), dtype=torch.float64) for _ in RIDGES]
-    for fold in range(FOLDS):
-        out = torch.arange(len(unseen)) % FOLDS == fold
+    for out in _folds(len(unseen)):
         rows, split = data.rows(unseen[out]), Split(first, unseen[~out])
         for loss, ridge in zip(losses, RIDGES):
             loss[out] = evaluation.outcome_losses(model, solved(split, ridge), rows)
     return losses
+
+
+def _folds(rows: int) -> list[Tensor]:
+    """Which of the rows each fold leaves out."""
+    return [torch.arange(rows) % FOLDS == fold for fold in range(FOLDS)]
 
 
 @dataclass
@@ -306,7 +350,7 @@ def pooled(contenders: list[Contender], ridge: float | None = None) -> list[Memb
         at = evaluation.as_good(_all_crossed(contenders), MARGIN).index(True)
     else:
         means = [torch.stack(losses).mean(0) for losses in zip(*(contender.losses for contender in contenders))]
-        at = evaluation.as_good(means).index(True)
+        at = evaluation.as_good(means, MARGIN).index(True)
     return [contender.taking(at) for contender in contenders]
 
 
@@ -318,19 +362,33 @@ def chosen(
     backbone: nn.Module | None,
     tick: Callable[[], None] | None = None,
     ridges: Ridges | None = None,
-) -> tuple[Contender, list[tuple[Design, float]]]:
-    """The best of several designs, which come from simple to complex, and the losses of all."""
+    line: Rival | None = None,
+) -> tuple[Contender | None, Tried]:
+    """The best of several designs, which come from simple to complex, and the losses of all. Before them comes the line,
+    where there is one; None in place of the best says that it is the line."""
     first, ridge = (None, None) if ridges is None else ridges[0]
-    contenders = [fitted(design, data, split, held, backbone, tick, first) for design in designs]
+    contenders = fitted(designs, data, [split] * len(designs), held, backbone, tick, [first] * len(designs))
     losses = [pooled([contender], ridge)[0].losses for contender in contenders]
-    rivals = list(range(len(designs)))
-    fixed = [k for k in rivals if contenders[k].crossed is not None]
+    crossed = {k: _least(_all_crossed([c])) for k, c in enumerate(contenders) if c.crossed is not None}
+    rivals: list[Contender | None] = [*contenders]
+    if line is not None:
+        rivals.append(None)
+        losses.append(line.losses(torch.cat([split.first, split.second]), held))
+        if crossed:
+            unseen = torch.cat([held, split.second])
+            crossed[len(contenders)] = line.crossed(split.first, unseen, _folds(len(unseen)))
+    left = sorted(range(len(rivals)), key=lambda k: rivals[k] is not None)  # the line is the simplest
+    fixed = [k for k in left if k in crossed]
     if fixed:  # of these the best by cross-validation goes on; with learned features only held-out rows can compare it
-        by_fold = [_least(_all_crossed([contenders[k]])) for k in fixed]
-        winner = fixed[evaluation.as_good(by_fold, 0.0).index(True)]
-        rivals = [k for k in rivals if k == winner or k not in fixed]
-    best = contenders[rivals[evaluation.as_good([losses[k] for k in rivals]).index(True)]]
-    return best, [(design, float(loss.mean())) for design, loss in zip(designs, losses)]
+        winner = fixed[evaluation.as_good([crossed[k] for k in fixed], 0.0).index(True)]
+        left = [k for k in left if k == winner or k not in fixed]
+    good = [
+        evaluation.as_good([losses[k] for k in left], 1.0 if rivals[k] is None else MARGIN)[at]
+        for at, k in enumerate(left)
+    ]
+    best = rivals[left[good.index(True)]]
+    designs_of = [None if rival is None else rival.member.design for rival in rivals]
+    return best, [(design, float(loss.mean())) for design, loss in zip(designs_of, losses)]
 
 
 def _all_crossed(contenders: list[Contender]) -> list[Tensor]:
@@ -354,15 +412,16 @@ def refitted(member: Member, data: Data, split: Split) -> Member:
 def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]:
     """What "auto" compares, from simple to complex."""
     treatments = (treatment,)
+    sieves = tuple(SIEVES) if base.inputs <= networks.BUMPED and not base.controls else ("sieve",)
+    if treatment == "sieve":
+        treatments = sieves
     if treatment == "auto":
-        treatments = ("linear", "sieve", "deep") if base.inputs <= SIEVE else ("linear", "deep")
+        treatments = ("linear", *sieves, "deep") if base.inputs <= SIEVE else ("linear", "deep")
         if base.inputs == 1 and not base.controls:  # of one column a sieve has every curve, and all rows choose it
-            treatments = ("linear", "sieve")
+            treatments = ("linear", *sieves)
     values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
     if base.rule == "ridge":
         values = values[:1]  # it has no lambda inside stage two
     designs = [replace(base, treatment=kind, inner=value) for kind in treatments for value in values]
     # the lambda inside stage two is about learning features: where none are learned one value will do
-    return [
-        design for design in designs if design.inner == values[0] or not (design.fixed or design.treatment == "sieve")
-    ]
+    return [design for design in designs if design.inner == values[0] or not (design.fixed or design.sieve)]

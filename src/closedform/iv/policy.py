@@ -14,18 +14,20 @@ from ..arrays import moments, one_thread
 from ..parameters import are_sizes, is_count, is_positive
 from ..solver.lambdas import relative
 from ..solver.rules import Kalman, Proximal, Rule
+from ..stack import loop
 from . import two_stages
 from .algorithm import DFIV, Rules
 from .effects import check_level
 from .evaluation import outputs
 from .fqe import FittedQ
-from .loop import Data, Split, batches, iterate, train
+from .loop import Data, Iterations, Split, batches, train
 from .policy_features import ActionFeatures, Difference
 from .transitions import Actions, Transitions, checked, states_of, warn_of_never_taken
 
 METHODS = ("iv", "fqe", "lstd")
 GROUPS = 64  # of episodes, at most, which the bootstrap draws from
-FIRST, SECOND = 1e-6, 1e-7  # ridges of the last solve, a row, of features of size one
+# Ridges of the last solve, a row, of features of size one. The second is weak: a long horizon amplifies what a ridge does
+FIRST, SECOND = 1e-6, 1e-9
 BACKUPS = 3  # of Bellman's operator in a fit, over the horizon 1 / (1 - discount)
 LEVEL = 1e-12  # of the constant, which ridges leave alone
 
@@ -206,7 +208,7 @@ class PolicyEvaluator:
             rows = next(drawn)
             return lambda: fitted.step(data.X[rows], data.y[rows])
 
-        iterate(fitted.set_lr, draw, iterations=self.max_iter, lr=self.learning_rate)
+        loop.train(Iterations(fitted, draw, self.max_iter, self.learning_rate))
         return fitted.head.W[0]
 
     def _solve(
@@ -227,7 +229,7 @@ class PolicyEvaluator:
         size = phi.square().mean(0).sqrt()
         size = torch.where(size > 0, size, 1.0)
         group, groups = self._groups(data)
-        self._sums = two_stages.Sums.of(phi / size, psi / size, r, group, groups)
+        self._sums = two_stages.StageSums.of(phi / size, psi / size, r, group, groups)
         self._beta = torch.full((len(size),), SECOND, dtype=torch.float64)
         self._beta[0] = LEVEL
         self._size, self.features_ = size, features

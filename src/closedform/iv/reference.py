@@ -47,7 +47,7 @@ class State:
 
 
 @dataclass
-class Step:
+class GradientStep:
     """A plain gradient step `theta <- theta - alpha grad`, or that of an optimizer over the same parameters."""
 
     parameters: Sequence[Tensor]
@@ -73,8 +73,8 @@ def iteration(
     lam_12: float,
     T1: int,
     T2: int,
-    step_Z: Step,
-    step_X: Step,
+    step_Z: GradientStep,
+    step_X: GradientStep,
     method: str = "proximal",
 ) -> None:
     """One pass of the while loop of Algorithm 3. `first` holds a batch `(x, z)` of stage one, or one for each of the T1

@@ -28,8 +28,9 @@ from ..solver.rules import Kalman, Penalised, check_side_by_side, side_by_side
 from ..solver.systems import least_squares
 from ..stack import optimizers
 from ..stack.heads import Heads
-from ..stack.models import WARM, _products, take_back
+from ..stack.models import WARM, _products
 from ..stack.networks import Parameters, Perceptron
+from ..stack.states import take_back
 from . import DFIV, Data, Rules, Split, evaluation
 from .loop import batches
 from .networks import Pool
@@ -293,9 +294,9 @@ class IVStack:
         mean_z, scale_z = _moments(phi)
         W, b = _ridge((phi - mean_z) / scale_z, (psi - mean) / scale, self.beta_1)
         del psi, phi
-        found = W @ ((self._features(self.phi, self._Z[two]) - mean_z) / scale_z) + b
-        y = self._y[two].double().T[None].expand(len(found), -1, -1)
-        w, c = _ridge(found, y, self.beta_2)
+        predicted = W @ ((self._features(self.phi, self._Z[two]) - mean_z) / scale_z) + b
+        y = self._y[two].double().T[None].expand(len(predicted), -1, -1)
+        w, c = _ridge(predicted, y, self.beta_2)
         return lambda psi: (w @ ((psi - mean) / scale) + c)[:, 0]
 
     def average_loss(self, steps: int) -> Tensor:
@@ -317,7 +318,8 @@ class IVStack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        self.t = take_back(self.state(), state)
+        take_back(self.state(), state)
+        self.t = int(state["t"])
         self._draw()
 
     @torch.no_grad()

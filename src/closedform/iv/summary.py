@@ -79,6 +79,10 @@ class Summary:
         )
         return lines
 
+    def _choice_lines(self) -> list[str]:
+        losses = [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
+        return [f"  model of the treatment: {self.used}", *losses]
+
     @property
     def beyond(self) -> str:
         return ", beyond the controls" if self.controlled else ""
@@ -120,9 +124,9 @@ class Summary:
             lines.append(
                 f"  layers of training and re-estimated ones differ by {self.gap:.1%} of the effect's variance"
             )
-            lines.append(f"  model of the treatment: {self.used}")
-            lines += [f"    {name}: held-out loss {loss:.5g}" for name, loss in self.tried]
-            lines += ["", BLIND]
+            lines += [*self._choice_lines(), "", BLIND]
+        elif self.tried:
+            lines += ["", "Choice of the model", *self._choice_lines(), "", BLIND]
         lines += [f"\nWarning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
@@ -227,13 +231,30 @@ def deep_part(
             f"ill-posed: the instruments move only {summary.identified:.0%} of the variance of the estimated structural "
             f"function{summary.beyond}. The rest of its shape comes from smoothness (the ridge), not from data."
         )
+    warn_of_few_values(summary, values)
+    return summary
+
+
+def warn_of_unidentified(summary: Summary, deep: Summary) -> None:
+    """That a line was taken, although another model was ahead on held-out rows."""
+    summary.warnings.append(
+        f"ill-posed: {deep.used.partition(', re-estimated')[0]} was ahead on held-out rows, but the instruments move only "
+        f"{deep.identified:.0%} of the variance of its structural function{deep.beyond}. What it says of the effect would "
+        "come from its ridge and from curves of the controls, so the line is taken."
+    )
+
+
+def warn_of_few_values(summary: Summary, values: int) -> None:
+    """Notes the number of different instruments, with a warning where there are few."""
     summary.values = values
     if values <= FEW:
+        shape = "they could hardly tell a curve from this line"
+        if summary.kind == "deep":
+            shape = "the shape of the curve comes from how the controls shift the first stage, and from smoothness"
         summary.warnings.append(
             f"the excluded instruments take only {values} different values: without controls they identify at most {values} "
-            "numbers, so the shape of the curve comes from how the controls shift the first stage, and from smoothness."
+            f"numbers, so {shape}."
         )
-    return summary
 
 
 def answers(

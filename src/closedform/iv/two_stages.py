@@ -21,7 +21,7 @@ from ..solver.systems import Moments
 
 
 @dataclass
-class Sums:
+class StageSums:
     """The sums of each group of rows, with a leading axis of groups."""
 
     pp: Tensor
@@ -30,14 +30,14 @@ class Sums:
     rows: Tensor  # in each group
 
     @staticmethod
-    def of(phi: Tensor, psi: Tensor, rewards: Tensor, group: Tensor, groups: int) -> Sums:
+    def of(phi: Tensor, psi: Tensor, rewards: Tensor, group: Tensor, groups: int) -> StageSums:
         """Of rows `phi (n, k)`, `psi (n, d)` and `rewards (n, 1)`, whose group is a number from 0 on."""
         order = group.argsort(stable=True)
         counts = torch.bincount(group, minlength=groups)
         blocks = [part.split(counts.tolist()) for part in (phi[order], psi[order], rewards[order])]
         pp = torch.stack([p.T @ p for p in blocks[0]])
         pd, pr = (torch.stack([p.T @ q for p, q in zip(blocks[0], other)]) for other in blocks[1:])
-        return Sums(pp, pd, pr, counts.to(phi.dtype))
+        return StageSums(pp, pd, pr, counts.to(phi.dtype))
 
     def weighted(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
         """The sums of all rows with a weight for each group `(groups,)`, and the number of rows so weighted."""
@@ -45,7 +45,7 @@ class Sums:
         return *sums, float(weight @ self.rows)  # pyright: ignore[reportReturnType]
 
 
-def solve(sums: Sums, weight: Tensor, beta_1: float, beta_2: Tensor) -> Tensor:
+def solve(sums: StageSums, weight: Tensor, beta_1: float, beta_2: Tensor) -> Tensor:
     """`w (d,)`; `beta_1` and `beta_2 (d,)` are a row."""
     pp, pd, pr, n = sums.weighted(weight)
     W = linalg.ridge(_moments(pp, pd, n), beta_1 * n).update  # (d, k)

@@ -192,7 +192,7 @@ def cifar100(
     start, console = time.perf_counter(), Console()
     console.print(experiment.OPENING + "\n", highlight=False, soft_wrap=True)
     device = checked_device(device)
-    scale = plan.Scale(
+    scale = plan.RunScale(
         epochs=epochs or (2 if quick else 30),
         search_epochs=search_epochs or (1 if quick else 10),
         seeds=seeds or (1 if quick else 3),

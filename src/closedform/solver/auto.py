@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import class_systems, filters, guard, lambdas, linalg, route
-from .linalg import Solution
+from .linalg import Solved
 from .rules import Memory, Rule, Source, Step, majorise
 from .systems import ClassRows, System
 
@@ -161,12 +161,12 @@ class Auto(Rule):
         gamma = [max(g, shortest) if h == 0 else g for g, h in zip(self.forget, self.hold)]
         return _constant(tuple(gamma), like), _constant(self.hold, like)
 
-    def _by_class(self, system: System) -> Solution:
+    def _by_class(self, system: System) -> Solved:
         """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one."""
         assert isinstance(system, ClassRows)
         units = lambdas.units(system)
         parts = [class_systems.ridge(replace(system, E=E), ratio * units) for E, ratio in zip(system.E, self.ratios)]
-        return Solution(torch.stack([part.update for part in parts]), torch.stack([part.ok for part in parts]))
+        return Solved(torch.stack([part.update for part in parts]), torch.stack([part.ok for part in parts]))
 
     def _layers(self, W: Tensor, memory: Memory, step: Tensor) -> Tensor:
         """The layer of every memory. One that was changed from outside (set, averaged, loaded) moves them all with it."""

@@ -21,9 +21,8 @@ from . import route
 from .losses import GeneralizedSquared, Loss, Squared
 from .systems import ClassRows, Moments, Rows, System
 
-_ARRAYS = (
-    6  # of the size of the outputs, that are there at once while residuals are made: the softmax, its gradient, ...
-)
+_ARRAYS = 6  # of the size of the outputs, there at once while residuals are made: the softmax, its gradient, ...
+_FEW = 1 << 16  # numbers, up to which calls cost more than a pass over the memory
 
 
 @dataclass
@@ -127,9 +126,11 @@ class Batch:
         return self._gathered
 
     def _rows(self, W: Tensor | None, low: int, high: int, W_k: Tensor | None, dtype: torch.dtype) -> Rows:
-        padded = extend(self.phi[..., low:high, :], self.bias, dtype)
-        X = padded[..., : self.features]
-        y = self.y[..., low:high, :]
+        phi, y = self.phi, self.y
+        if high - low < phi.shape[-2]:  # a view of all rows would cost as much as a small product
+            phi, y = phi[..., low:high, :], y[..., low:high, :]
+        padded = extend(phi, self.bias, dtype)
+        X = padded if padded.shape[-1] == self.features else padded[..., : self.features]
         blocks = self._in_blocks(X, y, W)
         if self.residual is not None and W is not None and W_k is None:
             E = self.residual[..., low:high, :].to(dtype)
@@ -260,6 +261,8 @@ def extend(phi: Tensor, bias: bool, dtype: torch.dtype | None = None) -> Tensor:
         return phi
     D = d + int(bias)
     transposed = d > 1 and phi.stride(-1) != 1
+    if phi.device.type == "cpu" and not (lead or transposed) and phi.numel() < _FEW:  # two passes, but fewer calls
+        return torch.nn.functional.pad(phi.to(dtype), (0, 1), value=1.0) if bias else phi.to(dtype)
     width = D if lead or phi.device.type == "cpu" else -(-D // 8) * 8
     X = torch.empty(*lead, *((width, n) if transposed else (n, width)), dtype=dtype, device=phi.device)
     X = X.mT if transposed else X

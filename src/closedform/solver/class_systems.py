@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import linalg, route
-from .linalg import Solution
+from .linalg import Solved
 from .systems import ClassRows, System
 
 TOLERANCE = 1e-13  # of the Chebyshev iteration
@@ -33,14 +33,14 @@ _MOST = 1600  # iterations: k = 1e4
 _DENSE = 128  # up to so many classes, sums over a class's rows are a product with the one-hot labels
 
 
-def ridge(rows: ClassRows, lam: float | Tensor) -> Solution:
+def ridge(rows: ClassRows, lam: float | Tensor) -> Solved:
     """Minimise `sum_ic Z_ic (E - X dW^T)_ic^2 + lam |dW|^2`; `lam = 0.0` gives the limit for lam to zero."""
     if isinstance(lam, Tensor) and lam.ndim == 1:
         scale = lam.rsqrt()
         in_other_units = rows.scaled(scale)
         assert isinstance(in_other_units, ClassRows)
         solution = ridge(in_other_units, 1.0)
-        return Solution(solution.update * scale, solution.ok)
+        return Solved(solution.update * scale, solution.ok)
     if isinstance(lam, (int, float)) and lam == 0:
         return _svd(rows, 0.0)
     few = route.by_rows(rows.X.shape[0], rows.X.shape[1])
@@ -48,7 +48,7 @@ def ridge(rows: ClassRows, lam: float | Tensor) -> Solution:
     if route.may_branch(K) and bool(route.ill_conditioned(K.diagonal(), lam)):
         return _svd(rows, lam)
     L, ok = linalg.factor_shifted_(K, lam)
-    return Solution(_dual(rows, lam, L) if few else factored(rows, L), ok)
+    return Solved(_dual(rows, lam, L) if few else factored(rows, L), ok)
 
 
 def factored(rows: System, L: Tensor) -> Tensor:
@@ -73,14 +73,14 @@ def _dual(rows: ClassRows, lam: float | Tensor, L: Tensor) -> Tensor:
     return A.T @ rows.X
 
 
-def _svd(rows: ClassRows, lam: float | Tensor) -> Solution:
+def _svd(rows: ClassRows, lam: float | Tensor) -> Solved:
     """With `X = U diag(s) V^T` and `dw = V q / s`: `(I + lam / s^2 + (k - 1) U_c^T U_c) q = U^T (Z E)_c`."""
     U, s, Vh = torch.linalg.svd(rows.X, full_matrices=False)
-    noise = s[0] * max(rows.X.shape) * torch.finfo(s.dtype).eps
-    root = torch.where(s > noise, s / (s * s + lam).sqrt(), torch.zeros_like(s))  # 1 / sqrt(1 + lam / s^2)
+    sound = s > linalg.noise(s[0], max(rows.X.shape))
+    root = torch.where(sound, s / (s * s + lam).sqrt(), torch.zeros_like(s))  # 1 / sqrt(1 + lam / s^2)
     Q = root[:, None] * per_class(U * root, root[:, None] * (U.T @ rows.weighted), rows.label, rows.k - 1)
-    update = torch.where(s > noise, 1 / s, torch.zeros_like(s))[:, None] * Q
-    return Solution(update.T @ Vh, torch.ones((), dtype=torch.bool, device=s.device))
+    update = torch.where(sound, 1 / s, torch.zeros_like(s))[:, None] * Q
+    return Solved(update.T @ Vh, torch.ones((), dtype=torch.bool, device=s.device))
 
 
 def per_class(S: Tensor, B: Tensor, label: Tensor, delta: float) -> Tensor:

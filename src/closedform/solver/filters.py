@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from . import class_systems, linalg, route
-from .linalg import Factor, Solution
+from .linalg import Factor, Solved
 from .systems import ClassRows, Moments, Rows, System, rows_of
 
 LEAK = 1e-8  # of the prior's precision, never forgotten
@@ -177,7 +177,7 @@ def _information(A: Tensor, added: Tensor, system: System) -> Absorbed:
         A = A.diagonal_scatter(A.diagonal() + added)
         scale = (A.diagonal() + G.diagonal()).rsqrt()
         L, ok = linalg.factor_shifted_(scale[:, None] * (A + G) * scale, 0.0)
-        of_classes = lambda rows: Solution(class_systems.factored(rows, L / scale[:, None]), ok)  # noqa: E731
+        of_classes = lambda rows: Solved(class_systems.factored(rows, L / scale[:, None]), ok)  # noqa: E731
         return Absorbed(A + _class_mean(system) * G, of_classes)
     A = A.add_(system.moments().G)
     diagonal = A.diagonal(dim1=-2, dim2=-1)
@@ -186,9 +186,9 @@ def _information(A: Tensor, added: Tensor, system: System) -> Absorbed:
     down = scale.unsqueeze(-1)
     solve = linalg.shifted_(down * A * scale.unsqueeze(-2), 0.0)
 
-    def solved(other: System) -> Solution:
+    def solved(other: System) -> Solved:
         dW, ok = solve(down * other.C)
-        return Solution((down * dW).mT, ok)
+        return Solved((down * dW).mT, ok)
 
     return Absorbed(A, solved)
 
@@ -205,14 +205,14 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
         R, info = torch.linalg.cholesky_ex(slack)
         solved, ok = linalg.shifted_(R.mT @ G @ R, 1.0)(R.mT)
         posterior, sound = R @ solved, ok & (info == 0)
-        solve: Factor = lambda other: Solution((posterior @ other.C).mT, sound)  # noqa: E731
+        solve: Factor = lambda other: Solved((posterior @ other.C).mT, sound)  # noqa: E731
         P = posterior
     else:
         X = torch.cat([system.X, leak.as_rows(D)], -2)
         XP = X @ P
         KT, ok = linalg.shifted_(XP @ X.mT, 1.0)(XP)
         n = system.X.shape[-2]
-        solve = lambda other: Solution(rows_of(other).E.mT @ KT[..., :n, :], ok)  # noqa: E731
+        solve = lambda other: Solved(rows_of(other).E.mT @ KT[..., :n, :], ok)  # noqa: E731
         # Joseph's form: the plain one, M, plus what rounding took from it; in place, since copies of P fill the memory
         M = (KT.mT @ XP).neg_().add_(P)
         P = ((KT.mT - M @ X.mT) @ KT).add_(M)
@@ -228,4 +228,4 @@ def _covariance_of_classes(P: Tensor, leak: _Leak, rows: ClassRows) -> Absorbed:
     remembered, _ = _covariance(P, leak, Rows(_class_mean(rows) ** 0.5 * rows.X, rows.E))
     slack = once.diagonal_scatter(once.diagonal() * (1 + linalg.rounding(P.shape[0], P.dtype)))
     R, info = torch.linalg.cholesky_ex(slack)
-    return Absorbed(remembered, lambda other: Solution(class_systems.by_covariance(other, R), ok & (info == 0)))
+    return Absorbed(remembered, lambda other: Solved(class_systems.by_covariance(other, R), ok & (info == 0)))

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -78,11 +78,24 @@ class linear(_Ramp):  # noqa: N801
         return self.start + (self.end - self.start) * self._done(step)
 
 
+Share = TypeVar("Share", float, Tensor)
+
+
+def half_cosine(done: Share) -> Share:
+    """From 1 to 0 along half a cosine as `done` goes from 0 to 1.
+
+    >>> half_cosine(0.0), round(half_cosine(0.5), 3), half_cosine(1.0)
+    (1.0, 0.5, 0.0)
+    """
+    cos = torch.cos(math.pi * done) if isinstance(done, Tensor) else math.cos(math.pi * done)
+    return 0.5 * (1 + cos)
+
+
 class cosine(_Ramp):  # noqa: N801
     """From `start` to `end` in `steps` steps along half a cosine, then `end`."""
 
     def __call__(self, step: Tensor) -> Tensor:
-        return self.end + (self.start - self.end) * 0.5 * (1 + torch.cos(math.pi * self._done(step)))
+        return self.end + (self.start - self.end) * half_cosine(self._done(step))
 
 
 @dataclass(frozen=True)

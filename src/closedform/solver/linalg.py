@@ -31,18 +31,18 @@ from . import elimination, route
 from .systems import Moments, Rows, System, rows_of
 
 
-class Solution(NamedTuple):
+class Solved(NamedTuple):
     update: Tensor  # (..., o, D)
     ok: Tensor  # () or (M,) bool: the factor exists; finiteness of the update is for the guard to check
 
 
 _COPIES = 4  # of the residuals, that are there at once while a system is solved for them
 # A factored system: from another one with the same features and other residuals to its solution
-Factor = Callable[[System], Solution]
+Factor = Callable[[System], Solved]
 Shift = tuple[Tensor, Tensor]  # a solution, and whether the factor exists
 
 
-def ridge(system: System, lam: float | Tensor) -> Solution:
+def ridge(system: System, lam: float | Tensor) -> Solved:
     """Minimise `|E - X dW^T|^2 + lam |dW|^2` for a system in rows or moments, as `Batch.system` and `systems.least_squares`
     choose them; `lam = 0.0` gives the minimum-norm least-squares solution."""
     return factor(system, lam)(system)
@@ -65,12 +65,12 @@ def path(system: System, units: Tensor, ratios: Tensor) -> Factor:
     K = gram_lower(inner.wide) if isinstance(inner, Rows) else inner.G
     solve = shifted_(K.expand(len(ratios), *K.shape).clone(), ratios)
 
-    def solved(other: System) -> Solution:
+    def solved(other: System) -> Solved:
         if isinstance(inner, Rows):
             A, ok = solve(rows_of(other).E)
-            return Solution((A.mT @ inner.X) * scale, ok)
+            return Solved((A.mT @ inner.X) * scale, ok)
         dW, ok = solve(scale[:, None] * other.C)
-        return Solution(dW.mT * scale, ok)
+        return Solved(dW.mT * scale, ok)
 
     return solved
 
@@ -86,12 +86,12 @@ def _dual(rows: Rows, lam: float | Tensor) -> Factor:
         scale = lam.rsqrt()
         inner = _dual(rows.scaled(scale), 1.0)
 
-        def rescaled(other: System) -> Solution:
+        def rescaled(other: System) -> Solved:
             update, ok = inner(other)  # which looks at the residuals alone
             units = scale.unsqueeze(-2)
             if torch.compiler.is_compiling() or update.requires_grad or units.requires_grad:
-                return Solution(update * units, ok)
-            return Solution(update.mul_(units), ok)  # of many outputs every copy counts
+                return Solved(update * units, ok)
+            return Solved(update.mul_(units), ok)  # of many outputs every copy counts
 
         return rescaled
     X, K = rows.X, gram_lower(rows.wide)
@@ -100,25 +100,25 @@ def _dual(rows: Rows, lam: float | Tensor) -> Factor:
         return _svd(X, lam)
     solve = shifted_(K, lam)
 
-    def solved(other: System) -> Solution:
+    def solved(other: System) -> Solved:
         return _by_outputs(solve, rows_of(other).E, X)
 
     return solved if bad is None else _some_alone(rows, lam, bad, solved)
 
 
-def _by_outputs(solve: Callable[[Tensor], Shift], E: Tensor, X: Tensor) -> Solution:
+def _by_outputs(solve: Callable[[Tensor], Shift], E: Tensor, X: Tensor) -> Solved:
     """`((K + lam I)^-1 E)^T X`, for very many outputs some of them at a time: the solution has the size of the residuals."""
     n, o = E.shape[-2:]
     block = route.block(n, E.device, _COPIES)
     if E.ndim > 2 or o <= block or E.requires_grad or X.requires_grad or torch.compiler.is_compiling():
         A, ok = solve(E)
-        return Solution(A.mT @ X, ok)
+        return Solved(A.mT @ X, ok)
     update, ok = X.new_empty(o, X.shape[1]), _yes(X)
     for low in range(0, o, block):
         A, factored = solve(E[:, low : low + block])
         torch.mm(A.mT, X, out=update[low : low + block])
         ok = ok & factored
-    return Solution(update, ok)
+    return Solved(update, ok)
 
 
 def _primal(moments: Moments, lam: float | Tensor) -> Factor:
@@ -133,34 +133,35 @@ def _primal(moments: Moments, lam: float | Tensor) -> Factor:
         assert isinstance(lam, Tensor)
         scale = lam.rsqrt()
         inner = _svd(rows.X * scale, 1.0)
-        return lambda other: Solution(inner(other).update * scale, inner(other).ok)
+        return lambda other: Solved(inner(other).update * scale, inner(other).ok)
     solve = shifted_(G.clone(), lam)
 
-    def solved(other: System) -> Solution:
+    def solved(other: System) -> Solved:
         dW, ok = solve(other.C)
-        return Solution(dW.mT, ok)
+        return Solved(dW.mT, ok)
 
     return solved if bad is None else _some_alone(moments, lam, bad, solved)
 
 
-def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | None:
+def _ill_conditioned(K: Tensor, lam: float | Tensor) -> Tensor | bool | None:
     """Which systems a Cholesky factor cannot do, where a look at them is free; None if it can do all."""
     if K.dtype == torch.float32 or not route.may_branch(K):
         return None  # float32 is only taken where lambda is known to be large enough
     bad = route.ill_conditioned(K.diagonal(dim1=-2, dim2=-1), _on_diagonal(K, lam))
-    return bad if bool(bad.any()) else None
+    return bad if (bad if isinstance(bad, bool) else bool(bad.any())) else None
 
 
-def _some_alone(system: System, lam: float | Tensor, bad: Tensor, solve: Factor) -> Factor:
+def _some_alone(system: System, lam: float | Tensor, bad: Tensor | bool, solve: Factor) -> Factor:
     """A stack of models of which some are so ill-conditioned that they take a route of their own."""
+    assert isinstance(bad, Tensor)
     numbers = bad.nonzero()[:, 0].tolist()
     alone = {k: factor(system.model(k), lam[k] if isinstance(lam, Tensor) and lam.ndim else lam) for k in numbers}
 
-    def solved(other: System) -> Solution:
+    def solved(other: System) -> Solved:
         update, ok = (tensor.clone() for tensor in solve(other))
         for k, own in alone.items():
             update[k], ok[k] = own(other.model(k))
-        return Solution(update, ok)
+        return Solved(update, ok)
 
     return solved
 
@@ -173,6 +174,12 @@ def _on_diagonal(K: Tensor, lam: float | Tensor) -> float | Tensor:
 def rounding(size: int, dtype: torch.dtype) -> float:
     """The rounding error of a Gram matrix of this size, relative to its diagonal."""
     return 4 * size * torch.finfo(dtype).eps
+
+
+def noise(largest: Tensor, size: int) -> Tensor:
+    """The rounding error of the singular values or eigenvalues of a matrix whose longer side is `size`, of which this is the
+    largest: smaller ones mean nothing."""
+    return largest * size * torch.finfo(largest.dtype).eps
 
 
 def shift_(K: Tensor, lam: float | Tensor) -> Tensor:
@@ -214,11 +221,11 @@ def by_singular_values(X: Tensor) -> Callable[[float | Tensor], Factor]:
     any number of lambdas. Those below rounding error are noise, and what they multiply is left alone. On a device this
     waits: singular values are found by iteration."""
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    noise = S[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
+    least = noise(S[..., :1], max(X.shape[-2:]))
 
     def penalised(lam: float | Tensor) -> Factor:
-        inverse = torch.where(S > noise, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
-        return lambda other: Solution((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
+        inverse = torch.where(S > least, S / (S * S + lam), torch.zeros_like(S)).unsqueeze(-1)
+        return lambda other: Solved((inverse * (U.mT @ rows_of(other).E)).mT @ Vh, _yes(X))
 
     return penalised
 
@@ -233,11 +240,10 @@ def _eigen(moments: Moments, lam: float | Tensor) -> Factor:
         assert isinstance(lam, Tensor)
         scale = lam.rsqrt()
         inner = _eigen(moments.scaled(scale), 1.0)
-        return lambda other: Solution(inner(other.scaled(scale)).update * scale, _yes(scale))
+        return lambda other: Solved(inner(other.scaled(scale)).update * scale, _yes(scale))
     w, V = torch.linalg.eigh(moments.G)
-    noise = w[-1] * len(w) * torch.finfo(w.dtype).eps
-    inverse = torch.where(w > noise, 1 / (w.clamp(min=0) + lam), torch.zeros_like(w)).unsqueeze(-1)
-    return lambda other: Solution((V @ (inverse * (V.mT @ other.C))).mT, _yes(w))
+    inverse = torch.where(w > noise(w[-1], len(w)), 1 / (w.clamp(min=0) + lam), torch.zeros_like(w)).unsqueeze(-1)
+    return lambda other: Solved((V @ (inverse * (V.mT @ other.C))).mT, _yes(w))
 
 
 def minimum_norm(system: System) -> Factor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import route
-from .linalg import Factor, Solution
+from .linalg import Factor, Solved
 from .systems import Moments
 
 # Of a residual's norm, to which a few products make it: the scores are then good to about 1e-10 and 1e-7. The second one and
@@ -158,4 +158,4 @@ def factors(moments: Moments, betas: Tensor) -> Iterator[Factor]:
     yes = torch.ones((), dtype=torch.bool, device=w.device)
     for beta in betas:
         inverse = (1 / (w.clamp(min=0) + beta))[:, None]
-        yield lambda other, inverse=inverse: Solution((V @ (inverse * (V.T @ other.C))).T, yes)
+        yield lambda other, inverse=inverse: Solved((V @ (inverse * (V.T @ other.C))).T, yes)

@@ -92,13 +92,13 @@ def majorised(
         <g, W Phi - F_k> + c/2 |W Phi - F_k|^2 + lam |W - W_t|^2
 
     by setting its derivative in W to zero. The layers of all steps, the first from W_t itself."""
-    found = [W_t]
+    layers = [W_t]
     for _ in range(inner_steps):
-        F_k = found[-1] @ Phi
+        F_k = layers[-1] @ Phi
         T = F_k - gradient(F_k) / curvature
         A = curvature / 2 * Phi @ Phi.T + lam * _eye(Phi)
-        found.append((curvature / 2 * T @ Phi.T + lam * W_t) @ torch.linalg.inv(A))
-    return found[1:]
+        layers.append((curvature / 2 * T @ Phi.T + lam * W_t) @ torch.linalg.inv(A))
+    return layers[1:]
 
 
 def class_confidence(f: Tensor) -> Tensor:

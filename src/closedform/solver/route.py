@@ -60,9 +60,12 @@ def precision(device: torch.device, trace_bound: float | None = None) -> torch.d
     return torch.float32 if small else torch.float64
 
 
-def ill_conditioned(diagonal: Tensor, lam: float | Tensor) -> Tensor:
+def ill_conditioned(diagonal: Tensor, lam: float | Tensor) -> Tensor | bool:
     """Whether `tr(K) / lam`, which bounds the condition number of `K + lam I` from above, is past what Cholesky can do, for
     every model; `lam` may have one value an entry of the diagonal. NaN and inf are left to the guard."""
+    if diagonal.ndim == 1 and not isinstance(lam, Tensor):  # one look at one number
+        trace = float(diagonal.detach().sum())
+        return lam > 0 and MAX_CONDITION < trace / lam < float("inf")
     bound = (diagonal.detach() / lam).sum(-1)
     return (bound > MAX_CONDITION) & (bound < float("inf"))
 

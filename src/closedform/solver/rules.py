@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import class_systems, filters, lambdas, linalg, route
 from .lambdas import Lambda, per_sample
-from .linalg import Factor, Solution
+from .linalg import Factor, Solved
 from .systems import ClassRows, System
 
 Memory = dict[str, Tensor]
@@ -67,8 +67,8 @@ def _value(
 
 
 def majorise(
-    batch: Source, W: Tensor | None, system: System, solve: Factor, solution: Solution | None = None, steps: int = 1
-) -> Solution:
+    batch: Source, W: Tensor | None, system: System, solve: Factor, solution: Solved | None = None, steps: int = 1
+) -> Solved:
     """The update of `W` (None: zeros) after all inner steps. Each solves the quadratic bound of the loss at the layer that
     the last one found, from the same W and with the same factor; the first is at W itself, or at what `solution` makes of
     it."""
@@ -88,7 +88,7 @@ def moved(W: Tensor, update: Tensor) -> Tensor:
     return update.add_(W)
 
 
-def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solution:
+def fit(batch: Source, W: Tensor | None, system: System, lam: float | Tensor) -> Solved:
     """Minimise the loss plus `lam |dW|^2`, for the squared losses exactly."""
     if isinstance(system, ClassRows):
         return class_systems.ridge(system, lam)

@@ -28,11 +28,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..solver.lambdas import half_cosine
 from ..solver.rules import Kalman, Rule, check_side_by_side, side_by_side
 from ..state import INITS
 from . import optimizers
 from .heads import Heads
 from .networks import Parameters, network
+from .states import take_back
 
 WARM = 3  # eager steps before a capture, which CUDA libraries use to set themselves up
 
@@ -116,8 +118,7 @@ class Stack:
         self.head = head.to(self.device)
         self.t, self._N = 0, 0
         self._t = torch.zeros((), dtype=torch.int64, device=self.device)
-        angles = torch.arange(total + 1, dtype=torch.float64) / total * torch.pi
-        self._cosine = (0.5 * (1 + angles.cos())).to(self.device)
+        self._cosine = half_cosine(torch.arange(total + 1, dtype=torch.float64) / total).to(self.device)
         self.train_loss = torch.zeros(S, K, dtype=torch.float64, device=self.device)
         self._arrange(list(candidates))
 
@@ -336,7 +337,8 @@ class Stack:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        self.t = take_back(self.state(), state)
+        take_back(self.state(), state)
+        self.t = int(state["t"])
         self._t.fill_(self.t)
         for heads in self._groups.values():
             heads.restored()
@@ -369,18 +371,6 @@ class Stack:
                 tensor.copy_(rows(name, state[name]) if state[name].ndim else state[name])
         for heads in self._groups.values():
             heads.restored()
-
-
-@torch.no_grad()
-def take_back(own: dict[str, Tensor], state: dict[str, Tensor]) -> int:
-    """Copy a state into the tensors of a stack, and return its step; a state of another stack changes nothing."""
-    wrong = set(own) ^ set(state) or {name for name in own if own[name].shape != state[name].shape}
-    if wrong:
-        raise ValueError(f"this state is of another stack: {', '.join(sorted(wrong)[:3])} do not agree")
-    for name, tensor in own.items():
-        if name != "t":
-            tensor.copy_(state[name])
-    return int(state["t"])
 
 
 class _products:  # noqa: N801 - reads as a function at the call site

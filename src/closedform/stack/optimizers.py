@@ -10,11 +10,12 @@ in float32, where 1 - 0.999 has lost a dozen bits.)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ..solver.lambdas import half_cosine
 
 try:
     import triton
@@ -107,12 +108,8 @@ class Adam:
 
 
 def cosine(done: float) -> float:
-    """The learning rate over its base when this share of training is done: half a cosine from 1 to 0.
-
-    >>> cosine(0.0), round(cosine(0.5), 3), cosine(1.0)
-    (1.0, 0.5, 0.0)
-    """
-    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    """The learning rate over its base when this share of training is done: half a cosine from 1 to 0."""
+    return half_cosine(min(done, 1.0))
 
 
 OPTIMIZERS = {"sgd": SGD, "adam": Adam}

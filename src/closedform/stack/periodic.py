@@ -76,9 +76,9 @@ class PeriodicPerceptron:
             ]
         return [*waves, *layers]
 
-    def module(self, generator: torch.Generator) -> Member:
+    def module(self, generator: torch.Generator) -> PeriodicModule:
         """One model as a module with first parameters of its own."""
-        return Member(self, [p.float() for p in self.drawn(generator)])
+        return PeriodicModule(self, [p.float() for p in self.drawn(generator)])
 
     def forward(self, params: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Any]:
         layers = params[self.first :]
@@ -134,7 +134,7 @@ class PeriodicPerceptron:
         torch.sum(g.mul_(self._chosen(x)), 3, out=out[0]).mul_(2 * math.pi)
 
 
-class Member(nn.Module):
+class PeriodicModule(nn.Module):
     """One model of a `PeriodicPerceptron` for autograd: `(n, inputs)` to features `(n, width)`, written as plainly as the
     first lines of this file say it."""
 

@@ -20,10 +20,11 @@ from torch import Tensor
 from ..arrays import as_numpy, moments, one_thread
 from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
+from ..stack.loop import Checkpoint
 from ..stack.periodic import PeriodicPerceptron
 from . import conformal, frames, shrinking
 from .columns import Preparation
-from .loop import Engine, Plan, Record, TrainingRows, bounds, train
+from .loop import Engine, Epochs, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
 from .networks import Networks
 from .rows import folds, merged
@@ -52,14 +53,13 @@ class Estimator(Settings, ABC):
         sample_weight: Any = None,
         *,
         preparation: Preparation | None = None,
-        resume: Callable[[], tuple[Record, dict[str, Tensor]] | None] | None = None,
-        on_epoch: Callable[[Record, Engine, Plan], None] | None = None,
+        checkpoint: Checkpoint | None = None,
+        on_epoch: Callable[[Record, Plan], None] | None = None,
     ) -> Any:
-        """`fit`, with a preparation that is known already, a look in after every epoch and, from `resume`, a record and an
-        engine's state to go on from."""
+        """`fit`, with a preparation that is known already, a look in after every epoch, and a checkpoint."""
         self._check_parameters()
         with self._unchanged_on_error():
-            return self._fitted(X, y, sample_weight, preparation, resume, on_epoch)
+            return self._fitted(X, y, sample_weight, preparation, checkpoint, on_epoch)
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -76,7 +76,13 @@ class Estimator(Settings, ABC):
             raise
 
     def _fitted(
-        self, X: Any, y: Any, sample_weight: Any, preparation: Preparation | None, resume: Any, on_epoch: Any
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        preparation: Preparation | None,
+        checkpoint: Checkpoint | None,
+        on_epoch: Callable[[Record, Plan], None] | None,
     ) -> Any:
         again = self.warm_start and hasattr(self, "engine_")
         X, Y, weight = self._validated(X, y, sample_weight, reset=not again, preparation=preparation)
@@ -93,20 +99,15 @@ class Estimator(Settings, ABC):
             if self.early_stopping:
                 held = folds(len(X), engine.members, len(self._bank(self._rows_fitted)), self.validation_fraction, seed)
                 rows.held = None if held is None else held.to(engine.device)
-            record = Record()
-            checkpoint = resume() if resume is not None else None
-            if checkpoint is not None:
-                record, state = checkpoint
-                engine.restore(state)
             bar = _Bar(plan.epochs) if self.verbose else None
 
             def epoch(record: Record) -> None:
                 if bar is not None:
                     bar(record)
                 if on_epoch is not None:
-                    on_epoch(record, engine, plan)
+                    on_epoch(record, plan)
 
-            train(engine, rows, plan, record, epoch)
+            record = train(Epochs(engine, rows, plan, epoch), checkpoint)
             if bar is not None:
                 bar.close()
             self._note(engine, record)

@@ -64,7 +64,7 @@ def train(
     A fifth of the rows is kept for the test. Killed at any time, the same command goes on from the last epoch.
     """
     reading.check_file(data)  # before the imports, so that a wrong name is answered at once
-    require("closedform train", "sklearn", "sklearn", "safetensors")
+    require("closedform train", "sklearn", "sklearn")
     from . import training
 
     console = Console()
@@ -162,7 +162,7 @@ def predict(
     reading.check_file(data)
     if level is not None and not interval:
         raise ValueError(f"--level {level:g} is the level of --interval, which is not asked for; expected both")
-    require("closedform predict", "sklearn", "sklearn", "safetensors")
+    require("closedform predict", "sklearn", "sklearn")
     from .predicting import predict as run
 
     path = out or data.with_name(f"{data.stem}-predictions.csv")

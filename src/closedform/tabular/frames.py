@@ -81,8 +81,9 @@ def for_prepared(estimator: Any) -> Any:
 
 def _rows(used: np.ndarray | None, n: int) -> np.ndarray:
     """The rows that a preparation is made from; all of them where the mask is none, which is complained of later."""
-    sound = used is not None and used.shape == (n,) and used.any()
-    return np.flatnonzero(used) if sound else np.arange(n)
+    if used is None or used.shape != (n,) or not used.any():
+        return np.arange(n)
+    return np.flatnonzero(used)
 
 
 def _is_alone(y: Any) -> bool:

@@ -1,7 +1,7 @@
 """The epochs of an estimator's training: batches, held-out errors, the best state of each member, and where it stands.
 
-Every order of rows is a function of the seed and the epoch, so a run that was stopped between two epochs goes on as if it
-had not been.
+The loop itself is that of `stack.loop`. Every order of rows is a function of the seed and the epoch, so a run that was
+stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ..stack import loop
+from ..stack.loop import Checkpoint, Trainable
 from ..stack.optimizers import cosine
+from ..stack.states import prefixed, under
 
 SMOOTH = 0.6  # of the held-out error's past: an epoch's own value is noisy
 
@@ -73,6 +76,18 @@ class Record:
             return True
         return plan.patience is not None and bool(self.best) and self.epoch - 1 - max(self.best_epoch) >= plan.patience
 
+    def held_out(self, now: list[float]) -> list[bool]:
+        """Note the held-out errors of this epoch; which members were never better."""
+        first = not self.held
+        self.held.append(now)
+        # an infinite epoch must not stay in the mean for ever
+        mixed = [SMOOTH * a + (1 - SMOOTH) * b if math.isfinite(a) else b for a, b in zip(self.smooth or now, now)]
+        self.smooth = mixed
+        better = [first or new < old for new, old in zip(mixed, self.best or mixed)]
+        self.best = [new if b else old for b, new, old in zip(better, mixed, self.best or mixed)]
+        self.best_epoch = [self.epoch if b else e for b, e in zip(better, self.best_epoch or [0] * len(better))]
+        return better
+
 
 def bounds(n: int, batch_size: int) -> list[tuple[int, int]]:
     """Batches of nearly equal size, none much smaller than the others.
@@ -85,32 +100,87 @@ def bounds(n: int, batch_size: int) -> list[tuple[int, int]]:
     return list(zip(edges, edges[1:]))
 
 
-def train(
-    engine: Engine, rows: TrainingRows, plan: Plan, record: Record, on_epoch: Callable[[Record], None] | None = None
-) -> Record:
-    """Train from where `record` stands to the end of the plan; the engine is then at each member's best."""
-    n, o = rows.y.shape
-    batches = bounds(n, plan.batch_size)
-    total = len(batches) * plan.epochs
-    while not record.finished(plan):
-        generator = torch.Generator().manual_seed((plan.seed * 1_000_003 + record.epoch) % 2**63)
-        order = torch.randperm(n, generator=generator).to(rows.x.device)
-        x, y = rows.x[order], rows.y[order]
-        weight, outside = _weights(rows, order)
-        loss = torch.zeros(engine.members, dtype=torch.float64, device=rows.x.device)
-        missed = torch.zeros_like(loss)
-        for k, (low, high) in enumerate(batches):
-            factor = cosine((record.epoch * len(batches) + k) / total)
-            part = None if weight is None else weight[:, low:high]
-            error, before = engine.step(x[low:high], y[low:high], part, factor)
-            loss += error
-            if outside is not None:
-                missed += (before.square() * outside[:, low:high]).sum((1, 2))
-        _note(engine, record, loss, missed, weight, outside, n, o)
-        if on_epoch is not None:
-            on_epoch(record)
+class Epochs(Trainable):
+    """The training of an engine: a step is a batch, and after every epoch the held-out errors are noted, the best state of
+    each member is kept, and patience may end it.
+
+    after: called after every epoch.
+    """
+
+    def __init__(
+        self, engine: Engine, rows: TrainingRows, plan: Plan, after: Callable[[Record], None] | None = None
+    ) -> None:
+        self.engine, self.rows, self.plan, self.after = engine, rows, plan, after
+        self.record = Record()
+        self.device, self.t = engine.device, 0
+        self.batches = bounds(len(rows.y), plan.batch_size)
+        self.marks = range(len(self.batches), len(self.batches) * plan.epochs + 1, len(self.batches))
+        self.total = len(self.batches) * plan.epochs
+        self._loss = torch.zeros(engine.members, dtype=torch.float64, device=rows.x.device)
+        self._missed = torch.zeros_like(self._loss)
+        self._shuffled = -1  # the epoch whose order the rows are in
+
+    @property
+    def over(self) -> bool:
+        return self.record.finished(self.plan)
+
+    def _shuffle(self, epoch: int) -> None:
+        rows = self.rows
+        generator = torch.Generator().manual_seed((self.plan.seed * 1_000_003 + epoch) % 2**63)
+        order = torch.randperm(len(rows.y), generator=generator).to(rows.x.device)
+        self._x, self._y = rows.x[order], rows.y[order]
+        self._weight, self._outside = _weights(rows, order)
+        self._shuffled = epoch
+
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            epoch, k = divmod(self.t, len(self.batches))
+            if epoch != self._shuffled:
+                self._shuffle(epoch)
+            low, high = self.batches[k]
+            weight = None if self._weight is None else self._weight[:, low:high]
+            factor = cosine(self.t / self.total)
+            error, before = self.engine.step(self._x[low:high], self._y[low:high], weight, factor)
+            self._loss += error
+            if self._outside is not None:
+                self._missed += (before.square() * self._outside[:, low:high]).sum((1, 2))
+            self.t += 1
+
+    def mark(self, seconds: float) -> None:
+        record, (n, o) = self.record, self.rows.y.shape
+        used = float(n) if self._weight is None else self._weight.sum((1, 2)).double()
+        error = float((self._loss / (used * o)).mean())
+        record.loss.append(error if math.isfinite(error) else math.inf)
+        if self._outside is not None:
+            held = self._missed / (self._outside.sum((1, 2)).double() * o)
+            _keep(self.engine, record, record.held_out(held.nan_to_num(nan=math.inf, posinf=math.inf).tolist()))
+        record.epoch += 1
+        self._loss.zero_()
+        self._missed.zero_()
+        if self.after is not None:
+            self.after(record)
+
+    def state(self) -> dict[str, Tensor]:
+        sums = {"loss": self._loss, "missed": self._missed}
+        return sums | prefixed("engine", self.engine.state()) | prefixed("kept", self.record.kept)
+
+    def notes(self) -> dict[str, Any]:
+        return {"t": self.t, "record": {k: v for k, v in vars(self.record).items() if k != "kept"}}
+
+    def restore(self, state: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        record = Record(**notes["record"], kept=under(state, "kept"))
+        self.engine.restore(under(state, "engine"))
+        self._loss.copy_(state["loss"])
+        self._missed.copy_(state["missed"])
+        self.t, self.record = notes["t"], record
+
+
+def train(training: Epochs, checkpoint: Checkpoint | None = None) -> Record:
+    """Train to the end; the engine is then at each member's best."""
+    loop.train(training, checkpoint=checkpoint)
+    record = training.record
     if record.kept:
-        for name, tensor in engine.weights().items():
+        for name, tensor in training.engine.weights().items():
             tensor.copy_(record.kept[name])
     return record
 
@@ -122,33 +192,6 @@ def _weights(rows: TrainingRows, order: Tensor) -> tuple[Tensor | None, Tensor |
         return base, None
     held = rows.held[:, order, None].to(rows.x.dtype)
     return (1 - held, held) if base is None else (base * (1 - held), base * held)
-
-
-def _note(
-    engine: Engine,
-    record: Record,
-    loss: Tensor,
-    missed: Tensor,
-    weight: Tensor | None,
-    outside: Tensor | None,
-    n: int,
-    o: int,
-) -> None:
-    used = float(n) if weight is None else weight.sum((1, 2)).double()
-    error = float((loss / (used * o)).mean())
-    record.loss.append(error if math.isfinite(error) else math.inf)
-    if outside is not None:
-        now = (missed / (outside.sum((1, 2)).double() * o)).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
-        first = not record.held
-        record.held.append(now)
-        # an infinite epoch must not stay in the mean for ever
-        mixed = [SMOOTH * a + (1 - SMOOTH) * b if math.isfinite(a) else b for a, b in zip(record.smooth or now, now)]
-        record.smooth = mixed
-        better = [first or new < old for new, old in zip(mixed, record.best or mixed)]
-        record.best = [new if b else old for b, new, old in zip(better, mixed, record.best or mixed)]
-        record.best_epoch = [record.epoch if b else e for b, e in zip(better, record.best_epoch or [0] * len(better))]
-        _keep(engine, record, better)
-    record.epoch += 1
 
 
 def _keep(engine: Engine, record: Record, better: list[bool]) -> None:

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..files import CLAIM, TEMPORARY, atomic, claimed
-from . import checkpoint
 from .folder import FILES, check_free
 
+CHECKPOINT = "checkpoint.safetensors"  # of a training that has not ended
 READY, REPLACED = "ready", "replaced"  # folders in the one where a training works
 MARKER, MARK = ".closedform-train", b"closedform train works in this folder\n"
-OWN = (*FILES, checkpoint.FILE, READY, REPLACED, CLAIM, MARKER)
+OWN = (*FILES, CHECKPOINT, READY, REPLACED, CLAIM, MARKER)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def clear(partial: Path) -> None:
     for folder in (partial / READY, partial):
         if not _is_folder(folder):
             continue
-        for name in (*FILES, checkpoint.FILE):
+        for name in (*FILES, CHECKPOINT):
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)

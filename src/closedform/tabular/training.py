@@ -15,7 +15,8 @@ import numpy as np
 
 from .. import __version__
 from ..files import atomic
-from . import checkpoint, comparing, folder, page, permutation, predicting, publishing, reading
+from ..stack.loop import Checkpoint
+from . import comparing, folder, page, permutation, predicting, publishing, reading
 from . import target as targets
 from .choosing import choose
 from .classifier import ClosedFormClassifier
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .permutation import Importance
 
 HINT = "; --categorical {0} takes the column as texts, and --ignore {0} leaves it out"
+
+EVERY_S = 1.0  # between checkpoints, which are small
 
 
 @dataclass
@@ -98,10 +101,10 @@ def train(
             identity = _identity(X, y[first], estimator)
             seconds = {}
             stage("training")
-            watch = checkpoint.Stopwatch()
-            hooks = checkpoint.hooks(partial / checkpoint.FILE, identity, shown, watch)
-            estimator._fit(inputs.iloc[first], y[first], preparation=preparation, **hooks)
-            seconds["closedform"] = watch.seconds()
+            start = time.perf_counter()
+            checkpoint = Checkpoint(partial / publishing.CHECKPOINT, identity, EVERY_S, or_anew=True)
+            estimator._fit(inputs.iloc[first], y[first], preparation=preparation, checkpoint=checkpoint, on_epoch=shown)
+            seconds["closedform"] = checkpoint.seconds + time.perf_counter() - start
             stage("comparing")
             test = inputs.iloc[second]
             predicted = {"closedform": estimator.predict(test)}

@@ -113,7 +113,7 @@ def split(phi: Tensor, Y: Tensor) -> TargetSplit:
 
 def _decomposed(phi: Tensor) -> _Decomposed:
     U, S, Vh = torch.linalg.svd(phi, full_matrices=False)
-    keep = S > _noise(S, phi)
+    keep = S > noise(S, phi)
     return _Decomposed(U[:, keep], S[keep], Vh[keep].T)
 
 
@@ -141,7 +141,7 @@ def saddle(Y: Tensor, d: int, held: int) -> Tensor:
     if not 0 < held < min(rank, d):
         raise ValueError(f"held must be between 1 and min(rank Y, d) - 1 = {min(rank, d) - 1}, got {held}")
     U, S, _ = torch.linalg.svd(Y, full_matrices=True)
-    if not S[held - 1] - S[held] > _noise(S, Y):
+    if not S[held - 1] - S[held] > noise(S, Y):
         raise ValueError(
             f"singular values {held} and {held + 1} of Y are equal ({float(S[held]):.6g}): no saddle point"
         )
@@ -175,10 +175,10 @@ def _targets(Y: Tensor) -> Tensor:
 
 def _rank(Y: Tensor) -> int:
     S = torch.linalg.svdvals(Y)
-    return int((S > _noise(S, Y)).sum())
+    return int((S > noise(S, Y)).sum())
 
 
-def _noise(S: Tensor, matrix: Tensor) -> Tensor:
+def noise(S: Tensor, matrix: Tensor) -> Tensor:
     """The rounding error of the singular values; zero where there are none."""
     return S.sum() * 0 if S.numel() == 0 else S[0] * max(matrix.shape) * torch.finfo(S.dtype).eps
 

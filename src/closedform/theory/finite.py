@@ -16,7 +16,7 @@ ACTIVATIONS = {"relu": torch.relu, "erf": torch.erf, "gelu": torch.nn.functional
 
 
 @dataclass(frozen=True)
-class Network:
+class FiniteNetwork:
     """A fully connected network whose output, the features, are pre-activations.
 
     sizes: `(d_0, d_1, ..., d_L)`, inputs first and features last.
@@ -50,7 +50,9 @@ class Network:
         return J @ J.T
 
 
-def train(network: Network, parameters: Tensor, x: Tensor, Y: Tensor, t: Tensor, *, tolerance: float = 1e-6) -> Tensor:
+def train(
+    network: FiniteNetwork, parameters: Tensor, x: Tensor, Y: Tensor, t: Tensor, *, tolerance: float = 1e-6
+) -> Tensor:
     """Features `(T, n, d)` at the times t along the gradient flow of `L*`, beta = 0, from the given parameters.
 
     The layer is solved at every instant and held for the gradient (Proposition 3.1)."""
@@ -75,7 +77,7 @@ def train(network: Network, parameters: Tensor, x: Tensor, Y: Tensor, t: Tensor,
         return torch.stack([network.features(torch.from_numpy(state.copy()), x) for state in solution.y.T])
 
 
-def distance_to_limit(network: Network, parameters: Tensor, x: Tensor, Y: Tensor, K: Tensor, t: Tensor) -> float:
+def distance_to_limit(network: FiniteNetwork, parameters: Tensor, x: Tensor, Y: Tensor, K: Tensor, t: Tensor) -> float:
     """How far the network's features stray from the limit's flow, which starts where the network does: the largest
     `|phi - phi_limit| / |phi_limit|` over the times t (the first of which is 0)."""
     phi = train(network, parameters, x, Y, t)

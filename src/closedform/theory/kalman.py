@@ -40,7 +40,7 @@ class Walk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Model:
+class StateSpaceModel:
     """The paper's state-space model: `noise` is sigma_Y^2, `step` sigma_W^2, `prior` the variance of W_1's entries."""
 
     noise: float

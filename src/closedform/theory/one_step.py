@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .critical_points import noise
+
 
 @dataclass(frozen=True)
 class OneStep:
@@ -67,7 +69,7 @@ def one_step(phi: Tensor, Y: Tensor, W: Tensor) -> OneStep:
         raise ValueError("one_step takes finite numbers, got NaN or infinite ones")
     U, S, _ = torch.linalg.svd(phi, full_matrices=False)
     top = float(S[0])  # in units of which the squares below neither overflow nor vanish
-    keep = S > S[0] * max(phi.shape) * torch.finfo(S.dtype).eps
+    keep = S > noise(S, phi)
     S, mass = S[keep], (U[:, keep].T @ E).square().sum(1)
     gain = float(mass.sum())
     rounding = max(phi.shape) * eps * float(Y.norm() + S[0] * W.norm())

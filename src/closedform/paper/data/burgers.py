@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
@@ -39,16 +38,8 @@ _COURANT = 0.5
 _STEP = 0.01  # in units of the time that the steepest slope takes to change by itself
 
 
-@dataclass(frozen=True)
-class BurgersSplit:
+class BurgersSplit(store.ThreeParts):
     """Fields `(samples, points)` in float32, at time 0 (`x`) and at time 1 (`y`)."""
-
-    x_train: Tensor
-    y_train: Tensor
-    x_validation: Tensor
-    y_validation: Tensor
-    x_test: Tensor
-    y_test: Tensor
 
 
 def load(

@@ -52,15 +52,9 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageSplit:
+class ImageSplit(store.ThreeParts):
     """Images in uint8, labels in int64; `mean` and `std (3,)` of the training images' channels, for `normalise`."""
 
-    x_train: Tensor
-    y_train: Tensor
-    x_validation: Tensor
-    y_validation: Tensor
-    x_test: Tensor
-    y_test: Tensor
     mean: Tensor
     std: Tensor
     classes: int

@@ -87,7 +87,7 @@ def _files(folder: Path, classes: Sequence[str]) -> Files:
     return Files(folder, np.array(names), np.array(labels, np.int64))
 
 
-class Images(Dataset):
+class FolderImages(Dataset):
     """Images by `(epoch, number)`, as uint8 `(3, height, width)` with the label."""
 
     def __init__(self, files: Files, transform: Transform, seed: int):

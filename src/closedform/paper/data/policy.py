@@ -20,7 +20,7 @@ ACTIONS = 3  # left, stay, right
 
 
 @dataclass(frozen=True)
-class Task:
+class ControlTask:
     """An environment by its name in bsuite, and the rule: the action of an observation."""
 
     name: str
@@ -54,9 +54,9 @@ def _mountain_car(observation: np.ndarray) -> int:
 TASKS = {
     task.name: task
     for task in (
-        Task("catch", "catch", "Catch", _catch),
-        Task("cartpole", "cartpole", "Cartpole", _cartpole),
-        Task("mountain car", "mountain_car", "MountainCar", _mountain_car),
+        ControlTask("catch", "catch", "Catch", _catch),
+        ControlTask("cartpole", "cartpole", "Cartpole", _cartpole),
+        ControlTask("mountain car", "mountain_car", "MountainCar", _mountain_car),
     )
 }
 
@@ -79,7 +79,9 @@ def probabilities(rule: int, share: float) -> np.ndarray:
     return share * np.eye(ACTIONS)[rule] + (1 - share) / ACTIONS
 
 
-def episode(task: Task, environment: Any, share: float, noise: float, rng: np.random.Generator) -> Iterator[tuple]:
+def episode(
+    task: ControlTask, environment: Any, share: float, noise: float, rng: np.random.Generator
+) -> Iterator[tuple]:
     """One episode of a policy: `(state, action, reward, next state, rule of the next state, done)` a step."""
     state = environment.reset().observation
     done = False
@@ -93,7 +95,7 @@ def episode(task: Task, environment: Any, share: float, noise: float, rng: np.ra
         state = moment.observation
 
 
-def logged(task: Task, noise: float, transitions: int, seed: int) -> Log:
+def logged(task: ControlTask, noise: float, transitions: int, seed: int) -> Log:
     """This many transitions of the logged policy; the last episode may be cut off, which is not its end."""
     rng, environment = np.random.default_rng([seed, 1]), task.start(seed)
     rows: list[tuple] = []
@@ -112,7 +114,7 @@ def logged(task: Task, noise: float, transitions: int, seed: int) -> Log:
     )  # fmt: skip
 
 
-def truth(task: Task, noise: float, discount: float, episodes: int, seed: int = 10_000) -> tuple[float, float]:
+def truth(task: ControlTask, noise: float, discount: float, episodes: int, seed: int = 10_000) -> tuple[float, float]:
     """The mean discounted return of the evaluated policy, and its standard error. The noise of the rewards has mean zero and
     is left out; that of the actions is not."""
     rng, environment = np.random.default_rng([seed, 2]), task.start(seed)

@@ -81,15 +81,9 @@ class Molecules:
 
 
 @dataclass(frozen=True)
-class QM9Split:
+class QM9Split(store.ThreeParts):
     """Standardised features and targets in float32. A prediction in file units is `p * y_std + y_mean`, in float64."""
 
-    x_train: Tensor
-    y_train: Tensor
-    x_validation: Tensor
-    y_validation: Tensor
-    x_test: Tensor
-    y_test: Tensor
     y_mean: Tensor
     y_std: Tensor
     names: tuple[str, ...]

@@ -10,14 +10,31 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
 import numpy as np
 
 from ...files import atomic, remove_stale
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ThreeParts:
+    """Inputs and targets for training, for validation and for the test."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_validation: Tensor
+    y_validation: Tensor
+    x_test: Tensor
+    y_test: Tensor
 
 
 def data_file(name: str) -> Path | None:

@@ -170,12 +170,14 @@ class FolderBatches:
         self._order = _Order(len(folder.train), batch_size, self.per_epoch, seed)
         mine = [(0, number) for number in range(rank, len(folder.validation), world)]
         shares = [mine[at : at + READ] for at in range(0, len(mine), READ)]
-        self._training = self._loader(imagefolder.Images(folder.train, transforms[0], seed), self._order, workers)
-        self._validation = self._loader(imagefolder.Images(folder.validation, transforms[1], seed), shares, workers)
+        self._training = self._loader(imagefolder.FolderImages(folder.train, transforms[0], seed), self._order, workers)
+        self._validation = self._loader(
+            imagefolder.FolderImages(folder.validation, transforms[1], seed), shares, workers
+        )
         self._stream: Iterator[Any] = iter(())
         self._next = -1  # the step that the stream goes on with
 
-    def _loader(self, images: imagefolder.Images, order: Any, workers: int) -> DataLoader:
+    def _loader(self, images: imagefolder.FolderImages, order: Any, workers: int) -> DataLoader:
         # processes that are forked from one with a GPU and threads may hang
         context = "spawn" if workers else None
         return DataLoader(

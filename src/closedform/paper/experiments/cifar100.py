@@ -92,8 +92,8 @@ def train(
 
 def work(
     out: Path,
-    tasks: list[plan.Task],
-    scale: plan.Scale,
+    tasks: list[plan.PlannedTask],
+    scale: plan.RunScale,
     device: str,
     deadline: float | None,
     say: Callable[[str], object],
@@ -112,8 +112,8 @@ def work(
 
 def run(
     out: Path,
-    tasks: list[plan.Task],
-    scale: plan.Scale,
+    tasks: list[plan.PlannedTask],
+    scale: plan.RunScale,
     *,
     device: str = "cpu",
     at_once: int = 1,
@@ -133,7 +133,7 @@ def run(
     return work(out, tasks, scale, device, deadline, say).do(at_once)
 
 
-def progress(tasks: list[plan.Task], records: Records, scale: plan.Scale) -> list[str]:
+def progress(tasks: list[plan.PlannedTask], records: Records, scale: plan.RunScale) -> list[str]:
     """A line for each task, most wanted first."""
     return [
         f"{task.cell.optimizer}, batch size {task.cell.batch_size}, {task.cell.method}, {task.study}: "

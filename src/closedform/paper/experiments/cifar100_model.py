@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...solver.auto import Auto
 from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
+from ...stack.optimizers import cosine
 from ..models.resnet import resnet18, resnet50
 from . import optimizers
 from .batches import DeviceBatches, DeviceImages
@@ -83,7 +83,7 @@ def warm_cosine(lr: float, warm_up: float) -> Callable[[int, int], float]:
         rise = warm_up * total
         if t < rise:
             return lr * (t + 1) / (rise + 1)
-        return lr * 0.5 * (1 + math.cos(math.pi * (t - rise) / max(total - rise, 1)))
+        return lr * cosine((t - rise) / max(total - rise, 1))
 
     return rate
 

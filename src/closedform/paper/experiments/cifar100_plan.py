@@ -78,7 +78,7 @@ class Setting(NamedTuple):
     value: float | None  # of the cell's other setting
 
 
-class Task(NamedTuple):
+class PlannedTask(NamedTuple):
     """A cell, and what is asked of it: "methods", its two stages; or a study at the setting that they chose."""
 
     cell: Cell
@@ -87,7 +87,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scale:
+class RunScale:
     """How much is trained, and on what."""
 
     epochs: int = 30
@@ -120,7 +120,7 @@ def _cells(optimizers: Iterable[str], sizes: Iterable[int], methods: Sequence[st
     return [Cell(optimizer, size, method) for optimizer in optimizers for size in sizes for method in methods]
 
 
-def tasks() -> list[Task]:
+def tasks() -> list[PlannedTask]:
     """Everything, most wanted first."""
     cells = [
         _cells(["sgd"], (128, 1024), _MAIN),
@@ -137,14 +137,14 @@ def tasks() -> list[Task]:
         "sweep": _cells(["sgd"], (128, 1024), ("proximal", "ridge", "kalman cross-entropy")),
     }
     last = _cells(["sgd"], (4096, 32), (*_MORE, *_REST)) + _cells(["adamw", "muon"], [128], (*_MORE, *_REST))
-    wanted = [Task(cell, "methods", group) for group, some in enumerate(cells) for cell in some]
-    wanted += [Task(cell, study, len(cells)) for study, some in studies.items() for cell in some]
-    return wanted + [Task(cell, "methods", len(cells) + 1) for cell in last]
+    wanted = [PlannedTask(cell, "methods", group) for group, some in enumerate(cells) for cell in some]
+    wanted += [PlannedTask(cell, study, len(cells)) for study, some in studies.items() for cell in some]
+    return wanted + [PlannedTask(cell, "methods", len(cells) + 1) for cell in last]
 
 
 def chosen_tasks(
     optimizers: Sequence[str] | None, batch_sizes: Sequence[int] | None, methods: Sequence[str] | None, studies: bool
-) -> list[Task]:
+) -> list[PlannedTask]:
     """Those of `tasks` with one of these optimizers, batch sizes and methods. Batch sizes that the plan does not have get
     cells of their own."""
     known = {method.key for method in METHODS}
@@ -152,7 +152,7 @@ def chosen_tasks(
         raise ValueError(f"there is no method {unknown[0]!r}; expected {', '.join(method.key for method in METHODS)}")
     wanted = tasks()
     new = [size for size in batch_sizes or () if size not in BATCH_SIZES]
-    wanted += [Task(cell) for cell in _cells(optimizers or ["sgd"], new, [method.key for method in METHODS])]
+    wanted += [PlannedTask(cell) for cell in _cells(optimizers or ["sgd"], new, [method.key for method in METHODS])]
     return [
         task
         for task in wanted
@@ -202,7 +202,7 @@ def _further(cell: Cell, scores: dict[Setting, float]) -> Setting:
     return top._replace(value=ladder[ladder.index(top.value) + 1])  # pyright: ignore[reportArgumentType]
 
 
-def next_runs(task: Task, records: Records, scale: Scale) -> list[dict[str, Any]]:
+def next_runs(task: PlannedTask, records: Records, scale: RunScale) -> list[dict[str, Any]]:
     """The runs of a task that can be done now; none when it is finished, or waits for the choice of its setting."""
     top, missing = _choice(task.cell, records, scale)
     if top is None:
@@ -210,7 +210,7 @@ def next_runs(task: Task, records: Records, scale: Scale) -> list[dict[str, Any]
     return [config for config in _at(task, top, scale) if records.get(config) is None]
 
 
-def ordered(tasks: Iterable[Task], records: Records, scale: Scale) -> list[dict[str, Any]]:
+def ordered(tasks: Iterable[PlannedTask], records: Records, scale: RunScale) -> list[dict[str, Any]]:
     """The runs of all tasks that can be done now, most wanted first: in a group the short ones, then a seed of every chosen
     setting, then another, so that whatever has run can be compared."""
     wanted = [
@@ -221,7 +221,7 @@ def ordered(tasks: Iterable[Task], records: Records, scale: Scale) -> list[dict[
     return [config for _, config in sorted(wanted, key=lambda pair: pair[0])]
 
 
-def _choice(cell: Cell, records: Records, scale: Scale) -> tuple[Setting | None, list[Setting]]:
+def _choice(cell: Cell, records: Records, scale: RunScale) -> tuple[Setting | None, list[Setting]]:
     """The setting that the search of a cell has chosen; before it has, None and what is to be tried next."""
 
     def known(setting: Setting) -> float | None:
@@ -233,7 +233,7 @@ def _choice(cell: Cell, records: Records, scale: Scale) -> tuple[Setting | None,
     return (None if missing else best(scores)), missing
 
 
-def _at(task: Task, top: Setting, scale: Scale) -> list[dict[str, Any]]:
+def _at(task: PlannedTask, top: Setting, scale: RunScale) -> list[dict[str, Any]]:
     """The runs of a task at the chosen setting."""
     cell, seeds = task.cell, range(scale.seeds)
     if task.study == "methods":
@@ -250,7 +250,7 @@ def _at(task: Task, top: Setting, scale: Scale) -> list[dict[str, Any]]:
     raise ValueError(f"there is no study {task.study!r}")
 
 
-def state(task: Task, records: Records, scale: Scale) -> str:
+def state(task: PlannedTask, records: Records, scale: RunScale) -> str:
     """How far a task is, in a few words."""
     top, missing = _choice(task.cell, records, scale)
     if top is None:

@@ -146,6 +146,6 @@ def _short_runs(table: pd.DataFrame, short: dict[str, list], epochs: int) -> lis
             figures.append(Sensitivity(title, caption.format(sign), column, short | {"method": [method]}))
     for optimizer in short["optimizer"]:
         if ((table["study"] == "settings") & (table["optimizer"] == optimizer)).any():
-            where, told = short | {"optimizer": [optimizer]}, f"Final test accuracy at each rate; {epochs} epochs."
-            figures.append(Sensitivity(f"Learning rates, {optimizer}", told, "lr", where, "method", "batch_size"))
+            where, caption = short | {"optimizer": [optimizer]}, f"Final test accuracy at each rate; {epochs} epochs."
+            figures.append(Sensitivity(f"Learning rates, {optimizer}", caption, "lr", where, "method", "batch_size"))
     return figures

@@ -8,7 +8,6 @@ and the batches of all are solved as one.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,9 @@ from torch import Tensor, nn
 from ... import __version__, distributed, probabilities
 from ...head import ClosedFormLinear
 from ...solver.losses import Loss
-from ...stack import loop
+from ...stack import measuring
+from ...stack.loop import Checkpoint
+from ...stack.states import optimizer_state, prefixed, restore_optimizer, under
 from ..sweeps.work import OutOfTime
 from . import confidence
 from .averaging import Average
@@ -218,7 +219,7 @@ class Classifier:
         deadline: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[dict[str, float]]:
-        """Train to the end with the loop of the stacks; one row for each of `marks` equal shares of the training, the last
+        """Train to the end with the loop of all; one row for each of `marks` equal shares of the training, the last
         with the probabilities, if they are wanted. A model that has diverged is given up, and its last row stands for the
         marks that it did not reach.
 
@@ -237,28 +238,22 @@ class Classifier:
             asked, late = (bool(n) for n in self._sum(torch.tensor([asked, over()]).int().to(self.device)).tolist())
             return asked or late
 
-        def step(t: int, total: int) -> None:
-            if progress is not None:
-                progress(t, total)
-            if not several and over():
-                signal.raise_signal(signal.SIGINT)  # which the loop answers by a checkpoint
-
-        several = distributed.active(None)
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(checkpoint, name, every_s, writes=distributed.place()[0] == 0)
         try:
-            history = loop.train(
+            history = measuring.train(
                 self,
                 Classifier.measure,
                 at=at,
                 at_end=Classifier.measure_probabilities if probabilities else None,
-                checkpoint=checkpoint,
-                every_s=every_s,
-                name=name,
-                progress=step,
-                agreed=agreed if several else None,
-                writes=distributed.place()[0] == 0,
+                checkpoint=file,
+                progress=progress,
+                agreed=agreed,
+                every_step=distributed.active(None),
             )
         except KeyboardInterrupt:
-            if late if several else over():
+            if late:
                 raise OutOfTime from None
             raise
         rows = [
@@ -289,29 +284,17 @@ class Classifier:
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, as tensors; `restore` takes it back."""
         state = {"t": torch.tensor(self.t), "loss_sum": self.loss_sum}
-        for part, module in self._parts().items():
-            state |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
+        for name, module in self._parts().items():
+            state |= prefixed(name, module.state_dict())
         for k, optimizer in enumerate(self.optimizers):
-            for index, values in optimizer.state_dict()["state"].items():
-                state |= {f"optimizer{k}.{index}.{name}": tensor for name, tensor in values.items()}
+            state |= prefixed(f"optimizer{k}", optimizer_state(optimizer))
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            part, _, rest = name.partition(".")
-            parts.setdefault(part, {})[rest] = tensor
-        for part, module in self._parts().items():
-            module.load_state_dict(parts[part])
+        for name, module in self._parts().items():
+            module.load_state_dict(under(state, name))
         for k, optimizer in enumerate(self.optimizers):
-            memory: dict[int, dict[str, Tensor]] = {}
-            for name, tensor in parts.get(f"optimizer{k}", {}).items():
-                index, _, kind = name.partition(".")
-                memory.setdefault(int(index), {})[kind] = tensor
-            rates = [group["lr"] for group in optimizer.param_groups]
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": memory})
-            for group, lr in zip(optimizer.param_groups, rates):
-                group["lr"] = lr  # the tensor that a captured step and a schedule of lambda read
+            restore_optimizer(optimizer, under(state, f"optimizer{k}"))
         self.loss_sum.copy_(state["loss_sum"])
         self.t = int(state["t"])
 

@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import __version__
 from ...iv import DFIV, Data, Rules, Split, evaluation, networks
 from ...iv.stacked import IVCandidate, IVStack, Points
-from ...stack import loop
+from ...stack import measuring
 from ...stack.networks import mlp
 from ..data import dsprites
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
-from ..sweeps import grid, results
+from ..sweeps import results
 from . import stacks
 
 if TYPE_CHECKING:
@@ -227,12 +226,11 @@ def train(
         device=device,
     )
     small = sum(tensor.numel() * tensor.element_size() for tensor in stack.state().values()) < CHECKPOINT
-    history = loop.train(
+    history = measuring.train(
         stack,
         IVStack.measure,
         at=[round(total * (k + 1) / config["marks"]) for k in range(config["marks"])],
         checkpoint=stacks.checkpoint(folder, config) if small else None,
-        name=grid.digest(config, __version__),
         progress=progress,
     )
     for key, values in history.errors.items():

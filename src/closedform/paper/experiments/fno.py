@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import __version__
-from ...stack import loop
-from ...stack.models import Stack
+from ...stack import measuring
 from ..data import burgers
 from ..models.fno import FNO1d
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
-from ..sweeps import grid, results
+from ..sweeps import results
 from . import fno_samples, stacks
 from .fno_models import SETTINGS, beyond, models
 
@@ -151,21 +149,21 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=2)
-def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, loop.EvaluationSet]:
+def _data(seeds: range, samples: int, points: int, stride: int, device: str) -> dict[str, measuring.EvaluationSet]:
     def report(done: int, total: int) -> None:
         print(f"Solved {done:,} of {total:,} samples of the data.", file=sys.stderr, flush=True)
 
     splits = [burgers.load(seed, samples=samples, points=points, device=device, progress=report) for seed in seeds]
 
-    def fields(part: str, every: int) -> loop.EvaluationSet:
+    def fields(part: str, every: int) -> measuring.EvaluationSet:
         sides = ([getattr(split, f"{side}_{part}")[:, ::every] for split in splits] for side in "xy")
-        return loop.EvaluationSet(*(torch.stack(side).unsqueeze(3).contiguous() for side in sides))
+        return measuring.EvaluationSet(*(torch.stack(side).unsqueeze(3).contiguous() for side in sides))
 
     parts = {part: fields(part, stride) for part in ("train", "validation", "test")}
     return parts | {"fine": fields("test", 1)}
 
 
-def _of(config: dict[str, Any], device: str) -> dict[str, loop.EvaluationSet]:
+def _of(config: dict[str, Any], device: str) -> dict[str, measuring.EvaluationSet]:
     return _data(stacks.seeds(config), *(config[key] for key in ("samples", "points", "stride")), device)
 
 
@@ -188,27 +186,17 @@ def train(
     seeds = stacks.seeds(config)
     data = _of(config, device)
     chosen = _models(config)
-    stack = Stack(
+    stack, history = stacks.train_stack(
+        config,
         [backbone(seed, config["width"], config["modes"]) for seed in seeds],
-        [model.candidate() for model in chosen],
-        1,
-        batch_size=config["batch_size"],
-        total=data["train"].X.shape[1] // config["batch_size"] * config["epochs"],
-        seeds=seeds,
-        optimizer=config["optimizer"],
-        tf32=config["tf32"],
+        chosen,
+        data,
         device=device,
-    )
-    stack.feed(*data["train"])
-    history = loop.train(
-        stack,
-        loop.on({part: data[part] for part in ("validation", "test")}),
-        at=loop.marks(stack.total, MARKS),
-        at_end=loop.on({"fine": data["fine"]}),
+        at=lambda total: measuring.marks(total, MARKS),
+        at_end=measuring.on({"fine": data["fine"]}),
         checkpoint=stacks.checkpoint(folder, config),
-        every_s=120.0,  # nearly a gigabyte at full size
-        name=grid.digest(config, __version__),
         progress=progress,
+        tf32=config["tf32"],
     )
     if seeds[0] == 0 and config["size"] != "wider":  # which has only some of the methods
         fno_samples.save(folder, config, stack, history, chosen, data["fine"])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...stack import loop
+from ...stack import measuring
 from ...stack.models import Stack
 from ..data import store
 from ..report import colours
@@ -33,9 +33,9 @@ def save(
     folder: Path,
     config: dict[str, Any],
     stack: Stack,
-    history: loop.History,
+    history: measuring.History,
     models: Sequence[Any],
-    test: loop.EvaluationSet,
+    test: measuring.EvaluationSet,
 ) -> None:
     """Write what the first seed's best model of every method (by validation) predicts for the first test samples."""
     x, y = test.X[0, :SAMPLES].cpu(), test.Y[0, :SAMPLES].cpu()

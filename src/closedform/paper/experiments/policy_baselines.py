@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...arrays import moments, one_thread
-from ...iv.loop import batches, iterate
+from ...iv.loop import Iterations, batches
 from ...iv.policy_features import ActionFeatures, Difference, parts
-from ...iv.two_stages import Sums, solve
+from ...iv.two_stages import StageSums, solve
+from ...stack import loop
 from ..data.policy import ACTIONS, Log
 
 RIDGE = 1e-6  # of random features, a row
@@ -78,7 +79,7 @@ def learned(
             at = next(drawn)
             return lambda: model.step(rows.X[at], rows.r[at])
 
-        iterate(model.set_lr, draw, iterations=steps, lr=1e-3)
+        loop.train(Iterations(model, draw, steps, lr=1e-3))
         with torch.no_grad():
             return float(model.net(rows.starts).mean())
 
@@ -93,7 +94,7 @@ def random_features(log: Log, discount: float, *, features: int, hidden: tuple[i
         psi = Difference(phi, discount)(rows.X).double()
         size = now.square().mean(0).sqrt()
         size = torch.where(size > 0, size, 1.0)
-        sums = Sums.of(now / size, psi / size, rows.r.double(), torch.zeros(len(now), dtype=torch.long), 1)
+        sums = StageSums.of(now / size, psi / size, rows.r.double(), torch.zeros(len(now), dtype=torch.long), 1)
         beta = torch.full((len(size),), RIDGE, dtype=torch.float64)
         w = solve(sums, torch.ones(1, dtype=torch.float64), RIDGE, beta) / size
         return float((phi(rows.starts).double() @ w).mean())

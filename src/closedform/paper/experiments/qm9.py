@@ -22,13 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import __version__
-from ...stack import loop
-from ...stack.models import Stack
+from ...stack import measuring
 from ...stack.networks import mlp
 from ..data import qm9
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment
-from ..sweeps import grid
 from . import stacks
 from .qm9_models import ABLATED, INITS, SETTINGS, QM9Model, models
 
@@ -116,10 +113,10 @@ def work(config: dict[str, Any]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _data(seeds: range, limit: int | None, source: str) -> dict[str, loop.EvaluationSet]:
+def _data(seeds: range, limit: int | None, source: str) -> dict[str, measuring.EvaluationSet]:
     splits = [qm9.load(seed, limit, source=source) for seed in seeds]  # pyright: ignore[reportArgumentType]
     return {
-        part: loop.EvaluationSet(
+        part: measuring.EvaluationSet(
             torch.stack([getattr(split, f"x_{part}") for split in splits]),
             torch.stack([getattr(split, f"y_{part}") for split in splits]),
         )
@@ -138,26 +135,19 @@ def train(
     seeds = stacks.seeds(config)
     data = _data(seeds, config["limit"], config["source"])
     chosen = _models(config)
-    steps = data["train"].X.shape[1] // config["batch_size"] * config["epochs"]
-    stack = Stack(
+    _, history = stacks.train_stack(
+        config,
         [mlp(WIDTHS, generator=torch.Generator().manual_seed(seed)) for seed in seeds],
-        [model.candidate() for model in chosen],
-        data["train"].Y.shape[2],
-        batch_size=config["batch_size"],
-        total=steps,
-        seeds=seeds,
-        optimizer=config["optimizer"],
+        chosen,
+        data,
+        device=device,
+        checkpoint=None if folder is None else stacks.checkpoint(folder, config),
+        progress=progress,
         algorithm=config["algorithm"],
         bias=config["bias"],
         reduction="sum",
         tf32=True,
-        device=device,
     )
-    stack.feed(*data["train"])
-    measured = {part: data[part] for part in ("validation", "test")}
-    checkpoint = None if folder is None else stacks.checkpoint(folder, config)
-    name = grid.digest(config, __version__)
-    history = loop.train(stack, loop.on(measured), checkpoint=checkpoint, name=name, progress=progress)
     return stacks.tidy(history, chosen, seeds, SETTINGS, device)
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from ... import __version__
 from ...files import claimed
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
-from ...stack import loop
-from ...stack.models import Candidate
+from ...stack import measuring
+from ...stack.loop import Checkpoint
+from ...stack.models import Candidate, Stack
 from ..report.spec import Experiment
 from ..sweeps import grid, results
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Config = dict[str, Any]
+EVERY_S = 120.0  # between checkpoints: nearly a gigabyte at full size
 INIT = {"sgd": "zeros", "adam": "lecun"}  # the paper's initial last layers
 
 
@@ -111,12 +114,50 @@ def finished(configs: Iterable[Config], out: Path) -> list[Config]:
     return [config for config in configs if not grid.finished([config], out / "parts", version=__version__).empty]
 
 
-def checkpoint(folder: Path, config: Config) -> Path:
-    return folder / f"{grid.digest(config)}.checkpoint"
+def checkpoint(folder: Path, config: Config) -> Checkpoint:
+    """Where a stack's training is kept in between."""
+    path = folder / f"{grid.digest(config)}.checkpoint"
+    return Checkpoint(path, grid.digest(config, __version__), every_s=EVERY_S)
+
+
+def train_stack(
+    config: Config,
+    backbones: Sequence[nn.Module],
+    models: Sequence[Any],
+    data: dict[str, measuring.EvaluationSet],
+    *,
+    device: str,
+    at: Callable[[int], Sequence[int]] = measuring.marks,
+    at_end: Callable[[Stack], dict[str, Tensor]] | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> tuple[Stack, measuring.History]:
+    """Train the stack of a configuration: the backbone of each seed with every model's last layer.
+
+    data: "train", and "validation" and "test", which it is measured on.
+    at: the marks of so many steps. options: of `Stack`."""
+    stack = Stack(
+        backbones,
+        [model.candidate() for model in models],
+        data["train"].Y.shape[-1],
+        batch_size=config["batch_size"],
+        total=data["train"].X.shape[1] // config["batch_size"] * config["epochs"],
+        seeds=seeds(config),
+        optimizer=config["optimizer"],
+        device=device,
+        **options,
+    )
+    stack.feed(*data["train"])
+    measure = measuring.on({part: data[part] for part in ("validation", "test")})
+    history = measuring.train(
+        stack, measure, at=at(stack.total), at_end=at_end, checkpoint=checkpoint, progress=progress
+    )
+    return stack, history
 
 
 def tidy(
-    history: loop.History, models: Sequence[Any], seeds: range, settings: Sequence[str], device: str
+    history: measuring.History, models: Sequence[Any], seeds: range, settings: Sequence[str], device: str
 ) -> pd.DataFrame:
     """A row for every model and mark."""
     import pandas as pd
@@ -169,7 +210,7 @@ def run(
         return train(config, folder=parts, device=device, progress=step)
 
     def ended(count: int, total: int, config: Config) -> None:
-        checkpoint(parts, config).unlink(missing_ok=True)  # its result is safe
+        checkpoint(parts, config).path.unlink(missing_ok=True)  # its result is safe
         if done is not None:
             done(count, total, config)
 

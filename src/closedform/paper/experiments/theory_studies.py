@@ -165,7 +165,7 @@ def _widths(x: Tensor, Y: Tensor, activation: str, widths: list[int], seeds: int
     limit = ntk.kernels(x, 2, activation)
     distances, kernel_errors = [], []
     for width in widths:
-        net = finite.Network((3, width, 2), activation)
+        net = finite.FiniteNetwork((3, width, 2), activation)
         drawn = [net.draw(torch.Generator().manual_seed(seed)) for seed in range(seeds)]
         distances.append([finite.distance_to_limit(net, p, x, Y, limit.ntk, t) for p in drawn])
         kernels = (net.tangent_kernel(p, x) for p in drawn)
@@ -220,7 +220,7 @@ def one_step(quick: bool) -> Study:
 
 def kalman_filter(quick: bool) -> Study:
     """A last layer that walks: the library's heads follow it, and the recursions say beforehand how well."""
-    model = kalman.Model(noise=0.25, step=0.01)
+    model = kalman.StateSpaceModel(noise=0.25, step=0.01)
     T, n, d, o = (60, 4, 6, 50) if quick else (300, 4, 6, 400)
     g = torch.Generator().manual_seed(0)
     walk = model.simulate(torch.randn(T, n, d, generator=g, dtype=torch.float64), o, g)
@@ -259,7 +259,7 @@ def kalman_filter(quick: bool) -> Study:
     return result
 
 
-def _unequal(model: kalman.Model, phi: Tensor, burn: int, lams: list[float]) -> Study:
+def _unequal(model: kalman.StateSpaceModel, phi: Tensor, burn: int, lams: list[float]) -> Study:
     """The same with features whose scales span a decade: one lambda cannot suit them all. Predictions only."""
     phi = phi * torch.logspace(0, -1, phi.shape[2], dtype=torch.float64)
 
@@ -277,14 +277,14 @@ def _trace(covariance: Tensor) -> Tensor:
     return covariance.diagonal(dim1=1, dim2=2).sum(1)
 
 
-def _belief(model: kalman.Model, phi: Tensor, lam: float) -> Tensor:
+def _belief(model: kalman.StateSpaceModel, phi: Tensor, lam: float) -> Tensor:
     """What the collapsed filter would state as its covariance after each batch, were it asked."""
     eye = torch.eye(phi.shape[2], dtype=torch.float64)
     return torch.stack([model.noise * torch.linalg.inv(lam * eye + X.T @ X) for X in phi])
 
 
 def _follow(
-    rule: Rule, walk: kalman.Walk, model: kalman.Model, belief: Tensor, burn: int
+    rule: Rule, walk: kalman.Walk, model: kalman.StateSpaceModel, belief: Tensor, burn: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A head through the whole walk: squared error of its weights after each batch, and errors and stated variances of its
     predictions at new inputs. Kalman states its own; for another rule it is what `belief` and the true noise make of it."""

@@ -260,10 +260,10 @@ def _encode(rows: pd.DataFrame | list[dict], config: dict[str, Value], version: 
 
 
 def _attempt_and_write(
-    parent: int, function: Function, config: dict[str, Value], version: str, folder: Path, key: str
+    function: Function, config: dict[str, Value], version: str, folder: Path, key: str, parent: int
 ) -> tuple[str, str | None]:
-    """What a process on this machine does: it writes its own result, which is then safe even if the parent dies. A worker
-    ends once its parent is gone."""
+    """What a process on this machine does: it writes its own result, which is then safe even if the parent dies. It then
+    ends too."""
     end_with(parent)
     content, error = _attempt(function, config, version)
     if content is not None:
@@ -280,7 +280,7 @@ def _here(function: Function, configs: dict[str, dict[str, Value]], folder: Path
     """Hashes and errors as configurations end, run in this process or in `jobs` others."""
     if jobs == 1:
         for key, config in configs.items():
-            yield _attempt_and_write(os.getpid(), function, config, version, folder, key)
+            yield _attempt_and_write(function, config, version, folder, key, os.getpid())
         return
     require("a sweep with several jobs", "experiments", "joblib")
     import joblib
@@ -290,7 +290,7 @@ def _here(function: Function, configs: dict[str, dict[str, Value]], folder: Path
         # one task a batch: a batch reports its tasks only when the last has ended
         parallel = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
         tasks = (
-            joblib.delayed(_attempt_and_write)(os.getpid(), function, config, version, folder, key)
+            joblib.delayed(_attempt_and_write)(function, config, version, folder, key, os.getpid())
             for key, config in configs.items()
         )
         results = parallel(tasks)
