@@ -189,7 +189,7 @@ def test_generalized_squared_is_solved_too():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cf.Auto(forget=(0.9,)), "one value a memory"),
+        (lambda: cf.Auto(forget=(0.9,)), "one value for each memory"),
         (lambda: cf.Auto(discount=1.0), r"discount must be in \[0, 1\)"),
         (lambda: cf.Auto((0.0,), (0.0,), (1.0,)), r"forget must be in \(0, 1\]"),
         (lambda: cf.Auto((0.9,), (-1.0,), (1.0,)), "hold must be zero or positive"),

@@ -46,6 +46,7 @@ def test_it_is_ridge_cv(n, d, o, bias):
     assert int(head.path.scores.argmin()) == BETAS.index(min(BETAS, key=lambda b: abs(b - head.path.beta)))
 
 
+@pytest.mark.filterwarnings("ignore:the best beta")
 def test_classes_are_those_of_the_ridge_classifier():
     linear_model = pytest.importorskip("sklearn.linear_model")
     phi, z = data(90, 8, 3)

@@ -237,11 +237,11 @@ class Estimator(Settings, ABC):
         self._rows_fitted = len(X)  # decides what "auto" means
         self.input_centre_, self.input_scale_ = centre_and_scale(X, weight)
         self.wavy_ = wavy(X)
-        drawn_in = scaled(X, self.input_centre_, self.input_scale_)
-        self.line_ = (
-            straight(X, Y, weight, drawn_in) if self.backbone is None else np.ones((3, X.shape[1])) * [[0], [1], [0]]
-        )
         self.target_mean_, self.target_scale_ = self._target_moments(Y, weight)
+        targets = (Y - self.target_mean_) / self.target_scale_
+        self.line_ = straight(X, targets, weight, scaled(X, self.input_centre_, self.input_scale_))
+        if self.backbone is not None:  # which makes all features itself
+            self.line_[2] = 0.0
 
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return moments(Y, weight)
