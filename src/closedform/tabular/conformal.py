@@ -9,13 +9,13 @@ variance says. And the epoch of each member was chosen on the same rows, which m
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import callers
 from .loop import TrainingRows
 
 CHUNK = 2048  # rows predicted at a time
@@ -97,9 +97,10 @@ def reach(kept: np.ndarray, alpha: float) -> np.ndarray:
     total = kept[-1, :, 1]
     wanted = (1 - alpha) * (total + 1) * (1 - 1e-12)
     if (wanted > total).any():
-        callers.warn(
+        warnings.warn(
             f"{total[0]:.0f} rows were held out, too few for intervals of {1 - alpha:.3g}: these reach as far as the"
-            f" farthest of them and cover about {total[0] / (total[0] + 1):.3g}"
+            f" farthest of them and cover about {total[0] / (total[0] + 1):.3g}",
+            stacklevel=3,
         )
     place = (kept[:, :, 1] < wanted).sum(0).clip(max=len(kept) - 1)
     return np.take_along_axis(kept[:, :, 0], place[None], 0)[0]

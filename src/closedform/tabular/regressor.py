@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import check_is_fitted
 
-from .. import callers
 from . import conformal
 from .base import Estimator
 
@@ -77,8 +77,10 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
         y = np.asarray(y)
         if y.ndim == 2 and y.shape[1] == 1:
-            callers.warn(
-                "A column-vector y was passed when a 1d array was expected; y.ravel() would fit.", DataConversionWarning
+            warnings.warn(
+                "A column-vector y was passed when a 1d array was expected; y.ravel() would fit.",
+                DataConversionWarning,
+                stacklevel=2,
             )
             y = y.ravel()
         try:
