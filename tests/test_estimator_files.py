@@ -32,6 +32,7 @@ def test_save_and_load(rule, tmp_path):
     assert again.get_params() == model.get_params()
     assert np.array_equal(again.predict(frame), model.predict(frame))
     assert again.loss_curve_ == model.loss_curve_
+    assert again.linear_share_ == model.linear_share_
     assert again.feature_names_in_.tolist() == ["a", "b", "c", "d"]
     if rule == "kalman":
         assert np.array_equal(again.predict(frame, return_std=True)[1], model.predict(frame, return_std=True)[1])

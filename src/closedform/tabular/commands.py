@@ -61,7 +61,8 @@ def train(
 ) -> None:
     """Train on a table and write a folder: the model, a report page and predictions for the rows it was tested on.
 
-    A fifth of the rows is kept for the test. Killed at any time, the same command goes on from the last epoch.
+    A fifth of the rows is kept for the test. Killed at any time, the same command goes on from where it stood about a
+    second before.
     """
     reading.check_file(data)  # before the imports, so that a wrong name is answered at once
     require("closedform train", "sklearn", "sklearn")
@@ -106,7 +107,7 @@ def train(
                 progress=lambda done, total: progress.update(bar, total=total, completed=done, note="columns"),
             )
     except KeyboardInterrupt:
-        console.print("Stopped. The same command goes on from the last epoch.")
+        console.print("Stopped. The same command goes on from here.")
         sys.exit(130)
     _show(console, outcome, folder)
 

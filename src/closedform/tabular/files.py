@@ -13,7 +13,15 @@ from . import files_check
 from .columns import Preparation
 
 ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "line_", "target_mean_", "target_scale_")
-ATTRIBUTES = ("n_iter_", "n_features_in_", "loss_curve_", "validation_curve_", "temperature_", "_one_dimensional")
+ATTRIBUTES = (
+    "n_iter_",
+    "n_features_in_",
+    "loss_curve_",
+    "validation_curve_",
+    "linear_share_",
+    "temperature_",
+    "_one_dimensional",
+)
 
 
 def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -114,6 +114,9 @@ def _attributes(attributes: dict[str, Any], columns: int) -> None:
         curve = attributes.get(name, [])
         if not isinstance(curve, list) or not all(isinstance(value, (int, float)) for value in curve):
             raise ValueError(f"{name} must be a list of numbers")
+    share = attributes.get("linear_share_", 0.0)
+    if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise ValueError(f"linear_share_ must be a number from 0 to 1, got {share!r:.80}")
     temperature = attributes.get("temperature_", 1.0)
     if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature_ must be a positive number, got {temperature!r}")
