@@ -144,6 +144,43 @@ def test_standard_deviations_of_the_kalman_rule():
         ClosedFormRegressor(**FAST).fit(X, y).predict(X, return_std=True)
 
 
+def test_standard_deviations_stay_honest_where_layers_are_drawn_to_the_ridge():
+    """Networks that learn noise see too little of it in their own residuals; held-out rows set it right."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1200, 20))
+    y = X.sum(1) + rng.normal(size=1200)
+    model = ClosedFormRegressor(rule="kalman", random_state=0).fit(X[:200], y[:200])
+    assert model.linear_share_ > 0.5
+    mean, std = model.predict(X[200:], return_std=True)
+    error = np.sqrt(np.mean((mean - y[200:]) ** 2))
+    assert 0.7 * error < std.mean() < 1.4 * error  # before: 0.4 of it
+
+
+def test_a_line_is_drawn_to_the_ridge_and_a_curve_is_not():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 5))
+    noise = rng.normal(size=200)
+    assert ClosedFormRegressor(**FAST).fit(X, X.sum(1) + noise).linear_share_ > 0.5
+    assert ClosedFormRegressor(**FAST).fit(X, np.sin(3 * X[:, 0]) + 0.1 * noise).linear_share_ < 0.2
+    assert ClosedFormRegressor(early_stopping=False, **FAST).fit(X, X.sum(1) + noise).linear_share_ == 0
+    assert ClosedFormRegressor(**FAST).partial_fit(X, X.sum(1)).linear_share_ == 0
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-9, 1e9, 1e200])
+def test_the_unit_of_the_weights_means_nothing(unit):
+    X, y = table(80)
+    weight = np.random.default_rng(0).uniform(size=80)
+    a = ClosedFormRegressor(**FAST).fit(X, y, sample_weight=weight)
+    b = ClosedFormRegressor(**FAST).fit(X, y, sample_weight=weight * unit)
+    np.testing.assert_allclose(b.predict(X), a.predict(X), rtol=0, atol=0.05 * y.std())
+
+
+def test_weights_that_no_float_can_add_up_are_refused():
+    X, y = table(80)
+    with pytest.raises(ValueError, match="adds up to more than a float holds"):
+        ClosedFormRegressor(**FAST).fit(X, y, sample_weight=np.full(80, 1e308))
+
+
 def test_early_stopping_keeps_noise_out():
     """Pure noise: with held-out rows the prediction stays near the mean."""
     rng = np.random.default_rng(0)

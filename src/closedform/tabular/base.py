@@ -22,7 +22,7 @@ from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
 from ..stack.loop import Checkpoint
 from ..stack.periodic import PeriodicPerceptron
-from . import conformal, frames, shrinking
+from . import conformal, frames, noise, shrinking
 from .columns import Preparation
 from .loop import Engine, Epochs, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
@@ -143,6 +143,7 @@ class Estimator(Settings, ABC):
                 self._standardise(X, Y, weight)
                 self.engine_ = self._engine(X, len(X), Y.shape[1], seed)
                 self.loss_curve_, self.n_iter_, self._missed = [], 0, None
+                self.linear_share_ = 0.0
                 self._fitted_parameters = self.get_params(deep=False)
             engine = self.engine_
             rows = self._rows(engine, X, Y, weight)
@@ -196,6 +197,8 @@ class Estimator(Settings, ABC):
             inputs = self.engine_.network.parts(rows.x)[1]
             held, layer, self.linear_share_ = shrinking.drawn(held, rows, inputs)
             self.engine_.draw_to(layer, self.linear_share_)
+        if isinstance(self.engine_, Networks) and self.engine_.memory.kind == "kalman":
+            self.engine_.scale_noise(noise.factor(self.engine_, torch.from_numpy(self.shares_), rows, held))
         self._judge(held)
 
     @abstractmethod
@@ -226,6 +229,12 @@ class Estimator(Settings, ABC):
         weight = _check_sample_weight(as_numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
             raise ValueError("every sample_weight is zero: there is nothing to fit")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(weight.sum()):
+                raise ValueError(
+                    f"sample_weight adds up to more than a float holds, with weights up to {weight.max():.3g}:"
+                    " expected smaller ones; only their ratios matter"
+                )
         return X, Y, weight
 
     def _merged(

@@ -185,15 +185,26 @@ class Networks:
         own = phi.unflatten(1, (self.members, self.width)).movedim(1, 0)
         return torch.nn.functional.pad(own, (0, 1), value=1.0)
 
-    @torch.no_grad()
     def variance(self, phi: Tensor, shares: Tensor) -> Tensor:
-        """Predictive variance `(n, outputs)` of the members' mixture: their own, and the variance between them."""
+        """Predictive variance `(n, outputs)` of the members' mixture."""
+        own, between = self.variances(phi, shares)
+        return own + between
+
+    @torch.no_grad()
+    def variances(self, phi: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Its parts: the members' own, which grows with the noise, and the variance between them."""
         assert self._heads is not None
         X = self._extended(phi)
         own = self._heads.variance(X)
         means, shares = torch.bmm(X, self.head.double().mT), shares[:, None, None].to(self.device)
         between = (means - (shares * means).sum(0)).square()
-        return (shares * (own + between)).sum(0)
+        return (shares * own).sum(0), (shares * between).sum(0)
+
+    @torch.no_grad()
+    def scale_noise(self, factor: Tensor) -> None:
+        """Multiply the noise of every output, under the Kalman rule."""
+        assert self._heads is not None
+        self._heads.memory["noise"].mul_(factor.to(self.device))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training changes, as tensors; `restore` takes it back."""

@@ -62,6 +62,7 @@ def straight(X: np.ndarray, Y: np.ndarray, weight: np.ndarray, drawn_in: np.ndar
     regressed on both, and the one with the lower leave-one-out error stays. Where that is the column drawn in, the last
     row is zero.
     """
+    weight = weight / weight.max()  # their unit means nothing, and a ridge of very large or small ones has no digits
     centre, scale = moments(X, weight)
     with np.errstate(over="ignore", invalid="ignore"):
         plain = X / scale - centre / scale
