@@ -5,7 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("sklearn")
-from closedform.iv import Data, DFIVRegressor, Split, evaluation, fitting, members, networks, reestimated
+from closedform.iv import Data, DFIVRegressor, Split, choice, evaluation, fitting, networks, reestimated
 from closedform.solver.lambdas import per_sample
 
 
@@ -28,7 +28,7 @@ def small(treatment):
     settings = DFIVRegressor(max_iter=3, hidden_layer_sizes=(8,), n_features=(2, 3, 2), batch_size=32)
     data, _, _ = drawn()
     base = fitting.base_design(settings, data, 50)
-    return members.candidates(base, treatment, 0.01)[0]
+    return choice.candidates(base, treatment, 0.01)[0]
 
 
 @pytest.mark.parametrize("bumps", [networks.NARROW, networks.WIDE, None])
@@ -48,13 +48,13 @@ def test_the_width_of_a_sieve(columns, bumps):
 @pytest.mark.parametrize("treatment", ["linear", "sieve"])
 def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
     data, split, held = drawn()
-    (contender,) = members.fitted([small(treatment)], data, [split], held, None)
+    (contender,) = choice.fitted([small(treatment)], data, [split], held, None)
     design, first = contender.member.design, per_sample(contender.member.first)
     unseen = torch.cat([held, split.second])
     assert contender.crossed is not None
-    for losses, ridge in zip(contender.crossed, members.RIDGES):
+    for losses, ridge in zip(contender.crossed, choice.RIDGES):
         for k, row in enumerate(unseen.tolist()):
-            others = unseen[[i for i in range(len(unseen)) if i % members.FOLDS != k % members.FOLDS]]
+            others = unseen[[i for i in range(len(unseen)) if i % choice.FOLDS != k % choice.FOLDS]]
             if k % 17 == 0:
                 part = Split(split.first, others)
                 layers = reestimated(
@@ -67,7 +67,7 @@ def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
 
 def test_features_that_saw_outcomes_are_not_cross_validated():
     data, split, held = drawn()
-    assert members.fitted([small("deep")], data, [split], held, None)[0].crossed is None
+    assert choice.fitted([small("deep")], data, [split], held, None)[0].crossed is None
 
 
 def test_candidates_of_one_treatment_and_of_more():
@@ -75,7 +75,7 @@ def test_candidates_of_one_treatment_and_of_more():
     base = fitting.base_design(DFIVRegressor(), data, 50)
 
     def kinds(**changes):
-        designs = members.candidates(members.replace(base, **changes), "auto", "auto")
+        designs = choice.candidates(choice.replace(base, **changes), "auto", "auto")
         return [(design.treatment, design.inner) for design in designs]
 
     sieves = [("sieve", 0.01), ("wide sieve", 0.01)]
