@@ -97,6 +97,20 @@ def test_a_wave_is_told_from_a_line_and_a_line_from_a_wave():
         assert errors[0] < worst * errors[1]
 
 
+def test_the_summary_has_the_losses_that_have_decided():
+    X, y, Z = curve(lambda x: np.sin(2 * x), 1000, seed=5)
+    summary = DFIVRegressor(random_state=0, max_iter=3).fit(X, y, Z=Z).summary()
+    names, losses = zip(*summary.tried)
+    assert all(name.endswith(", cross-validated") for name in names)
+    assert summary.used.startswith(names[int(np.argmin(losses))].removesuffix(", cross-validated"))
+    assert summary.gap is None and "layers of training" not in str(summary)
+    two = np.column_stack([X, X**2])
+    summary = DFIVRegressor(random_state=0, max_iter=3).fit(two, y, Z=np.column_stack([Z, Z**2])).summary()
+    behind = [name for name, _ in summary.tried if name.endswith(", behind in cross-validation")]
+    assert len(behind) == 3  # of the line, the linear candidate and two sieves one goes on
+    assert not any("deep" in name for name in behind)
+
+
 def test_the_last_solve_has_all_rows_and_keeps_groups_in_one_stage():
     groups = np.repeat(np.arange(40), 3)
     held, first = fitting._rows_of(groups, np.arange(10)), fitting._rows_of(groups, np.arange(10, 25))
