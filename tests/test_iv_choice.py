@@ -103,7 +103,8 @@ def test_the_summary_has_the_losses_that_have_decided():
     names, losses = zip(*summary.tried)
     assert all(name.endswith(", cross-validated") for name in names)
     assert summary.used.startswith(names[int(np.argmin(losses))].removesuffix(", cross-validated"))
-    assert summary.gap is None and "layers of training" not in str(summary)
+    assert summary.gap is None
+    assert "layers of training" not in str(summary)
     two = np.column_stack([X, X**2])
     summary = DFIVRegressor(random_state=0, max_iter=3).fit(two, y, Z=np.column_stack([Z, Z**2])).summary()
     behind = [name for name, _ in summary.tried if name.endswith(", behind in cross-validation")]

@@ -277,7 +277,7 @@ def candidates(base: Design, treatment: str, inner: float | str) -> list[Design]
         treatments = sieves
     if treatment == "auto":
         treatments = ("linear", *sieves, "deep") if base.inputs <= SIEVE else ("linear", "deep")
-        if base.inputs == 1 and not base.controls:  # of one column a sieve has every curve, and all rows choose it
+        if base.inputs == 1 and not base.controls:  # of one column a sieve has every curve, and many rows choose it
             treatments = ("linear", *sieves)
     values = INNER if inner == "auto" or base.rule == "ridge" else (float(inner),)
     if base.rule == "ridge":
