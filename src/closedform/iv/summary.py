@@ -154,7 +154,8 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarra
     if first.F < linear.WEAK:
         summary.warnings.append(
             f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
-            "towards ordinary least squares, and its interval is too short; the Anderson-Rubin test still holds."
+            "towards ordinary least squares, and intervals from standard errors are too short; the Anderson-Rubin test "
+            "still holds, and so does an interval made of it."
         )
     if coefficients is None:
         summary.warnings.append(
