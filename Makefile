@@ -42,6 +42,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/solve_time.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/vocabulary.py
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/sweep_throughput.py
 	$(BIN)/python benchmarks/communication.py

@@ -44,6 +44,7 @@ def all_of_them() -> dict[str, Any]:
         "swap": _swap(),
         "rule_time": _rule_time(),
         "memory": _memory(),
+        "vocabulary": _vocabulary(),
         "theory": json.loads((ROOT / "results" / "theory" / "theory.json").read_text()),
     }
 
@@ -116,6 +117,16 @@ def _rule_time() -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row in _rows("rule_time-cuda"):
         cells.setdefault(str(row["d"]), {}).setdefault(str(row["batch"]), {})[_key(row["loss"])] = row["ms"]
+    return cells
+
+
+def _vocabulary() -> dict[str, Any]:
+    """Peak memory of a solve with very many classes by rows: beside the logits, and without two copies of the layer."""
+    cells = {}
+    for row in _rows("vocabulary-cpu"):
+        peak, logits = row["peak_bytes"], row["logits_bytes"]
+        rest = (peak - 2 * row["layer_bytes"]) / logits
+        cells[str(row["n"])] = {"logits": peak / logits, "rest": rest, "seconds": row["seconds"], "gb": peak / 1e9}
     return cells
 
 

@@ -100,6 +100,23 @@ def test_features_that_blew_up_say_what_to_try():
         layer.solve(broken, y)
 
 
+@pytest.mark.parametrize("way", ["silence", "rejection", "probe"])
+def test_a_warning_names_the_users_line(way):
+    net, layer, (x, y) = backbone(), fresh(), batches(1)[0]
+    bad = torch.full((1, 2), 1e-5), torch.full((1, 1), 1e38)
+    call, words = {
+        "silence": (lambda: nn.Sequential(net, layer)(x), "is in training"),
+        "rejection": (
+            lambda: cf.ClosedFormLinear(2, 1, bias=False, rule=cf.Ridge(1e-12)).solve(*bad),
+            "1 of 1 solves",
+        ),
+        "probe": (lambda: cf.probe(net, [(x, y)], betas=[1e9, 1e10, 1e11]), "of the grid"),
+    }[way]
+    with pytest.warns(UserWarning, match=words) as said:
+        call()
+    assert [warning.filename for warning in said] == [__file__]
+
+
 @pytest.mark.parametrize("way", ["weight_norm", "old weight_norm", "spectral_norm", "prune"])
 def test_a_parametrised_head_is_refused(way):
     layer, (phi, y) = head(6, 2, cf.Ridge(1.0)), problem(4, 6, 2)

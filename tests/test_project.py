@@ -182,7 +182,7 @@ def test_the_resnets_have_torchvisions_layers(make, features, torchvision):
     assert make(feature_dim=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["solve_time", "memory", "generalized"])
+@pytest.mark.parametrize("name", ["solve_time", "memory", "generalized", "vocabulary"])
 def test_the_benchmarks_run(name, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     command = [sys.executable, str(script), "--quick", "--device", "cpu", "--out", str(tmp_path)]

@@ -1,5 +1,6 @@
 """An unmodified Trainer of transformers gives the weights of the plain loop on a model with the mixin."""
 
+import copy
 import logging
 import re
 import types
@@ -429,6 +430,38 @@ def test_bad_use_is_told_in_a_sentence(host, tmp_path):
     ):
         model(ids, labels=torch.zeros(2, dtype=torch.long))
     assert int(model.classifier.attempts) == 0
+
+
+@pytest.mark.parametrize("origin", ["plain", "base", "solved"])
+def test_a_class_without_the_mixin_loads_a_fresh_memory_and_says_nothing_of_it(host, origin, tmp_path, caplog):
+    transformers, _ = host
+    config, stock = build(host).config, transformers.BertForSequenceClassification
+
+    class Replaced(stock):
+        def __init__(self, config):
+            super().__init__(config)
+            cf.replace_last_linear(self, "classifier", rule=cf.Kalman(0.9, lam=1.0), loss=cf.CrossEntropy())
+
+    first = Replaced(config)
+    first.classifier.solve(torch.randn(5, 8), torch.tensor([0, 1, 2, 1, 0]))
+    saved = {"plain": stock(config), "base": transformers.BertModel(config), "solved": first}[origin]
+    saved.save_pretrained(tmp_path)
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(caplog.handler)
+    try:
+        model = copy.deepcopy(Replaced.from_pretrained(tmp_path))
+    finally:
+        logger.removeHandler(caplog.handler)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert not re.search(r"classifier\.(step|attempts|master|memory_)", said)
+    head = model.classifier
+    assert not head.weight.requires_grad
+    assert int(head.step) == int(head.attempts) == (origin == "solved")
+    expected = first.classifier if origin == "solved" else cf.ClosedFormLinear(8, 3, rule=head.rule)
+    for name, tensor in expected._memory().items():
+        assert torch.equal(head._memory()[name], tensor), name
+    head.solve(torch.randn(5, 8), torch.tensor([0, 1, 2, 1, 0]))
+    assert int(head.rejected) == 0
 
 
 def test_loading_says_nothing_of_the_heads_memory(host, tmp_path, caplog):

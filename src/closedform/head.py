@@ -11,14 +11,13 @@ solve succeeded and everything is finite; otherwise the head stays as it was and
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed
+from . import callers, distributed
 from .solver import guard, route
 from .solver.auto import Auto, MemoryChoice
 from .solver.batch import Batch, check_batch, extend
@@ -252,10 +251,9 @@ class ClosedFormLinear(StoredLinear):
         guard.solve_(layer, self.rule, source, self._memory(), self._storage, self._write_)
         if look and int(self.step) == before:
             self._warned_of_rejection = True
-            warnings.warn(
+            callers.warn(
                 f"{self._solves()}: the system could not be factored or its solution is not finite, and the layer stayed "
-                f"as it was. {_REMEDIES[0].upper()}{_REMEDIES[1:]}. (This is said once; head.rejected counts on.)",
-                stacklevel=3,
+                f"as it was. {_REMEDIES[0].upper()}{_REMEDIES[1:]}. (This is said once; head.rejected counts on.)"
             )
 
     def _solves(self) -> str:
@@ -274,10 +272,9 @@ class ClosedFormLinear(StoredLinear):
         """A layer that nobody solves stays as it was made, and the backbone trains against that without a word."""
         if self.training and phi.requires_grad and torch.is_grad_enabled():
             self._targets_seen = True  # said once
-            warnings.warn(
+            callers.warn(
                 f"this {type(self).__name__} is in training, but nobody has solved it or given it targets, so it never "
-                "changes: call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward",
-                stacklevel=3,
+                "changes: call head.solve(phi, y) before head(phi), or head.observe(y) before the model's forward"
             )
 
     def forward(self, phi: Tensor) -> Tensor:

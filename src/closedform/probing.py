@@ -6,13 +6,13 @@ head.path.beta, head.path.scores                # what was chosen, and from what
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from . import callers
 from .features import evaluated
 from .head import ClosedFormLinear
 from .solver import path, route, rules
@@ -86,10 +86,9 @@ def probe(
     beta = float(grid[best])
     order = grid.argsort()
     if len(grid) > 2 and best in (int(order[0]), int(order[-1])):
-        warnings.warn(
+        callers.warn(
             f"the best beta, {beta:.3g}, is the {'smallest' if best == int(order[0]) else 'largest'} of the grid: "
-            "try betas= that reach further",
-            stacklevel=2,
+            "try betas= that reach further"
         )
     head.rule = rules.Ridge(beta)
     head.set_weights_(whole.layer(beta) if isinstance(whole, path.RidgePath) else whole.layers(grid[best:])[0])

@@ -13,6 +13,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, fx, nn
 
+from . import pretrained
 from .conv import ClosedFormConv1x1
 from .head import ClosedFormLinear
 
@@ -57,6 +58,7 @@ def replace_last_linear(
         if module is old:
             parent, _, child = other.rpartition(".")
             setattr(model.get_submodule(parent), child, head)
+    pretrained.follow_loading(model)
     return head
 
 

@@ -17,14 +17,13 @@ Checkpoints hold the head's memory, and `resume_from_checkpoint` goes on with it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import distributed
+from .. import distributed, pretrained
 from ..head import ClosedFormLinear
 from . import check_solved, head_of, model_loss
 
@@ -78,28 +77,21 @@ class ClosedFormMixin:
         """
         wanted = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)  # type: ignore[misc]  # the model has it
-        _take_over(model, {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+        pretrained.take_over(model, {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
         return (model, info) if wanted else model
 
     def save_pretrained(self, *args: Any, memory: bool = True, **kwargs: Any) -> Any:
         """As ever. With `memory=False` the file holds the layer and nothing else of the head, as that of a plain model."""
         if not memory:
             state = kwargs.get("state_dict") or self.state_dict()  # type: ignore[attr-defined]  # the model has it
-            ours = _memory_keys(self, state)
+            ours = pretrained.memory_keys(self, state)  # type: ignore[arg-type]  # it is mixed into a module
             kwargs["state_dict"] = {key: value for key, value in state.items() if key not in ours}
         return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]  # the model has it
 
     def _adjust_missing_and_unexpected_keys(self, *args: Any, **kwargs: Any) -> Any:
         """Where transformers leaves out of its report of missing, unexpected and mismatched keys what is none of the user's
         business: the head's memory is fresh where the checkpoint has none."""
-        info: Any = args[0] if args else None
-        if hasattr(info, "missing_keys") and hasattr(info, "mismatched_keys"):
-            _take_over(self, {*info.missing_keys, *(key for key, *_ in info.mismatched_keys)})
-            unexpected, mismatched = info.unexpected_keys, info.mismatched_keys
-            ours = _memory_keys(self, {*info.missing_keys, *unexpected, *(key for key, *_ in mismatched)})
-            info.missing_keys = {key for key in info.missing_keys if key not in ours}
-            info.unexpected_keys = {key for key in unexpected if key not in ours}
-            info.mismatched_keys = {entry for entry in mismatched if entry[0] not in ours}
+        pretrained.settle(self, args[0] if args else None)  # type: ignore[arg-type]  # it is mixed into a module
         return super()._adjust_missing_and_unexpected_keys(*args, **kwargs)  # type: ignore[misc]  # the model has it
 
     def solved_targets(self, head: ClosedFormLinear, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -131,20 +123,6 @@ class ClosedFormMixin:
                 "(Trainer's label smoothing and compute_loss_func take it away); call eval() to predict"
             )
         return labels
-
-
-def _heads(model: Any) -> list[tuple[str, ClosedFormLinear]]:
-    return [(path, part) for path, part in model.named_modules() if isinstance(part, ClosedFormLinear)]
-
-
-def _take_over(model: Any, absent: set[str]) -> None:
-    for path, head in _heads(model):
-        head.take_over({name for name in head.state_dict() if f"{path}.{name}" in absent})
-
-
-def _memory_keys(model: Any, keys: Iterable[str]) -> set[str]:
-    """Those of the keys that hold what a head remembers, and not its weights."""
-    return {key for path, head in _heads(model) for key in keys if head.is_memory(key.removeprefix(f"{path}."))}
 
 
 def _counted(head: ClosedFormLinear, y: Tensor, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

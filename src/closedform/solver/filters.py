@@ -63,12 +63,10 @@ def absorb(
         added = added if held is None else added + held
         absorbed = _information(A, added if first is None else torch.where(first, prior, added), system)
     else:
-        P = matrix / _beside(gamma, matrix)
         grown = torch.full_like(prior, drift)
         if first is not None:
             grown = torch.where(first, 1 / torch.maximum(prior, leak.floor), grown)
-        P.diagonal(dim1=-2, dim2=-1).add_(grown)
-        absorbed = _covariance(P, leak, system)
+        absorbed = _covariance(_predicted_covariance(matrix, gamma, grown), leak, system)
     alike = system.diagonal().ndim == prior.ndim  # not where several filters share the features of one model
     if first is None or not alike or isinstance(system, ClassRows) or not route.may_branch(step):
         return absorbed
@@ -161,6 +159,13 @@ def _predicted_information(A: Tensor, gamma: float | Tensor, q: float) -> Tensor
     return A
 
 
+def _predicted_covariance(P: Tensor, gamma: float | Tensor, grown: Tensor) -> Tensor:
+    """`P <- P / gamma`, and what its diagonal grows by."""
+    P = P / _beside(gamma, P)
+    P.diagonal(dim1=-2, dim2=-1).add_(grown)
+    return P
+
+
 def _class_mean(rows: ClassRows) -> float:
     """What a sample counts on average over the classes: the one matrix that all of them share cannot know more."""
     return 1 + (rows.k - 1) / rows.E.shape[1]
@@ -208,9 +213,11 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
         KT, ok = linalg.shifted_(XP @ X.mT, 1.0)(XP)
         n = system.X.shape[-2]
         solve = lambda other: Solved(rows_of(other).E.mT @ KT[..., :n, :], ok)  # noqa: E731
-        M = P - KT.mT @ XP
-        P = M + (KT.mT - M @ X.mT) @ KT  # Joseph's form: the plain one plus what rounding took from it
-    P = (P + P.mT) / 2
+        # Joseph's form: the plain one, M, plus what rounding took from it; in place, since copies of P fill the memory
+        M = (KT.mT @ XP).neg_().add_(P)
+        P = ((KT.mT - M @ X.mT) @ KT).add_(M)
+        del M
+    P = (P + P.mT).div_(2)
     P.diagonal(dim1=-2, dim2=-1).add_(rounding)
     return Absorbed(P, solve)
 

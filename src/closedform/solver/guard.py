@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .rules import Rule, Source, Step
 
 
+_PART = 1 << 22  # numbers that are added up at a time
+
+
 class Layer(NamedTuple):
     """What a solve changes: weight `(o, d)`, bias `(o,)` or None, and the counters of accepted and of all solves."""
 
@@ -45,21 +48,32 @@ def solve_(
     kernels = _kernels(layer)
     if kernels is not None and _fused_(kernels, layer, rule, source, memory):
         return
-    old = stored()
-    new = rule.update(old.to(route.precision(old.device)), source, dict(memory), layer.step)
-    if kernels is not None and not new.memory and old.dtype == layer.weight.dtype:
+    kept, dtype = _upcast(stored())
+    new = rule.update(kept, source, dict(memory), layer.step)
+    del kept  # of many outputs every copy counts
+    if kernels is not None and not new.memory and dtype == layer.weight.dtype:
         kernels.accept_(layer, new.W, new.ok)
         return
-    accept_(layer, new, memory, old, write)
+    accept_(layer, new, memory, dtype, stored, write)
+
+
+def _upcast(W: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The layer in the solver's precision, and the dtype that it is kept in."""
+    return W.to(route.precision(W.device)), W.dtype
 
 
 def accept_(
-    layer: Layer, new: Step, memory: Mapping[str, Tensor], old: Tensor, write: Callable[[Tensor], None]
+    layer: Layer,
+    new: Step,
+    memory: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    stored: Callable[[], Tensor],
+    write: Callable[[Tensor], None],
 ) -> None:
     """Take the layer and the memory that a rule has made, or leave both; count the solve."""
-    W = new.W.to(old.dtype)
+    W = new.W.to(dtype)
     take = accepted(new.ok, W, new.memory, layer.weight.dtype)
-    write(chosen(take, W, old))
+    write(chosen(take, W, stored()))
     for name, tensor in new.memory.items():
         otherwise = memory[name] if new.reset is None or name not in new.reset else new.reset[name]
         memory[name].copy_(chosen(take, tensor, otherwise))
@@ -104,7 +118,12 @@ def _sum(tensor: Tensor, models: int) -> Tensor:
     """The sum of all numbers of a model, in float64, where finite float32 numbers cannot overflow."""
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     dims = tuple(range(models, tensor.ndim))
-    return tensor.sum(dims, dtype=wide) if dims else tensor.to(wide)
+    if not dims:
+        return tensor.to(wide)
+    if route.may_branch(tensor) and tensor.dtype != wide and not models:
+        # on the CPU a sum in another dtype makes a copy in that dtype first
+        return torch.stack([part.sum(dtype=wide) for part in tensor.split(max(1, _PART // tensor[0].numel()))]).sum()
+    return tensor.sum(dims, dtype=wide)
 
 
 def chosen(take: Tensor, new: Tensor, old: Tensor) -> Tensor:

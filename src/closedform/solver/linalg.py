@@ -36,6 +36,7 @@ class Solved(NamedTuple):
     ok: Tensor  # () or (M,) bool: the factor exists; finiteness of the update is for the guard to check
 
 
+_COPIES = 4  # of the residuals, that are there at once while a system is solved for them
 # A factored system: from another one with the same features and other residuals to its solution
 Factor = Callable[[System], Solved]
 Shift = tuple[Tensor, Tensor]  # a solution, and whether the factor exists
@@ -87,7 +88,10 @@ def _dual(rows: Rows, lam: float | Tensor) -> Factor:
 
         def rescaled(other: System) -> Solved:
             update, ok = inner(other)  # which looks at the residuals alone
-            return Solved(update * scale.unsqueeze(-2), ok)
+            units = scale.unsqueeze(-2)
+            if torch.compiler.is_compiling() or update.requires_grad or units.requires_grad:
+                return Solved(update * units, ok)
+            return Solved(update.mul_(units), ok)  # of many outputs every copy counts
 
         return rescaled
     X, K = rows.X, gram_lower(rows.wide)
@@ -97,10 +101,24 @@ def _dual(rows: Rows, lam: float | Tensor) -> Factor:
     solve = shifted_(K, lam)
 
     def solved(other: System) -> Solved:
-        A, ok = solve(rows_of(other).E)
-        return Solved(A.mT @ X, ok)
+        return _by_outputs(solve, rows_of(other).E, X)
 
     return solved if bad is None else _some_alone(rows, lam, bad, solved)
+
+
+def _by_outputs(solve: Callable[[Tensor], Shift], E: Tensor, X: Tensor) -> Solved:
+    """`((K + lam I)^-1 E)^T X`, for very many outputs some of them at a time: the solution has the size of the residuals."""
+    n, o = E.shape[-2:]
+    block = route.block(n, E.device, _COPIES)
+    if E.ndim > 2 or o <= block or E.requires_grad or X.requires_grad or torch.compiler.is_compiling():
+        A, ok = solve(E)
+        return Solved(A.mT @ X, ok)
+    update, ok = X.new_empty(o, X.shape[1]), _yes(X)
+    for low in range(0, o, block):
+        A, factored = solve(E[:, low : low + block])
+        torch.mm(A.mT, X, out=update[low : low + block])
+        ok = ok & factored
+    return Solved(update, ok)
 
 
 def _primal(moments: Moments, lam: float | Tensor) -> Factor:

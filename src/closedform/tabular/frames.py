@@ -7,12 +7,12 @@ numbers of columns is scikit-learn's.
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.utils.validation import _check_feature_names, _check_n_features, check_array, check_X_y, validate_data
 
+from .. import callers
 from ..arrays import as_numpy
 from .choosing import choose
 from .columns import NumberColumn, Preparation
@@ -60,7 +60,7 @@ def validated(
     if preparation is None:
         preparation = choose(frame, rows=_rows(used, len(frame)), hint=HINT)
         for remark in preparation.remarks:
-            warnings.warn(f"{remark[0].upper()}{remark[1:]}.", UserWarning, stacklevel=2)
+            callers.warn(f"{remark[0].upper()}{remark[1:]}.")
     prepared = preparation.transform(frame)
     if reset:
         estimator.preparation_ = preparation
