@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from closedform.iv import DFIVRegressor, members
+from closedform.iv import DFIVRegressor, choice
 from common import arguments, save
 
 CELLS = [(rows, controls, count) for count in (2, 6) for rows, controls in ((400, 0), (2000, 0), (2000, 5))]
@@ -35,7 +35,7 @@ def seconds(rows: int, controls: int, count: int, *, together: bool) -> float:
     if together:
         model.fit(X, y, Z=Z, W=W)
     else:
-        with patch.object(members, "can_stand_side_by_side", lambda *_: False):
+        with patch.object(choice, "can_stand_side_by_side", lambda *_: False):
             model.fit(X, y, Z=Z, W=W)
     return time.process_time() - start
 

@@ -89,8 +89,8 @@ def test_the_curve_with_its_band():
     matplotlib.use("Agg")
     X, y, Z, _ = line(200)
     model = DFIVRegressor(**QUICK).fit(X, y, Z=Z)
-    with pytest.raises(ValueError, match="a band needs replicates"):
-        model.plot_effect()
+    labels = [text.get_text() for text in model.plot_effect().get_legend().get_texts()]
+    assert labels == [f"95% band, {model.average_effect().interval}", "estimate"]
     axis = model.bootstrap(X, y, Z=Z, replicates=3).plot_effect(points=7)
     grid, curve = axis.lines[0].get_data()
     slope = np.polyfit(grid, curve, 1)[0]
@@ -98,7 +98,60 @@ def test_the_curve_with_its_band():
     assert len(axis.collections) == 1
     with pytest.raises(ValueError, match="treatment is 1; expected the number of a column of X, from 0 to 0"):
         model.plot_effect(1)
+    for wrong in ({"treatment": "x0"}, {"points": 0}, {"level": 1.5}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} (is|must be)"):
+            model.plot_effect(**wrong)
     matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("treatment", ["line", "linear", "sieve", "deep"])
+def test_a_band_without_replicates_is_that_of_the_effect_between_its_points(treatment):
+    """Two points around their mean: each band is half of that of the move between them."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    X, y, Z, W = line(200, controls=True)
+    settings = {"features": "linear"} if treatment == "line" else QUICK | {"treatment": treatment}
+    model = DFIVRegressor(**settings).fit(X, y, Z=Z, W=W)
+    axis = model.plot_effect(points=2, level=0.9)
+    grid, curve = axis.lines[0].get_data()
+    move = model.average_effect(at=grid[0], by=grid[1] - grid[0], level=0.9)
+    assert np.isclose(curve[1] - curve[0], move.estimate[0])
+    band = axis.collections[0].get_paths()[0].vertices
+    at_end = band[np.isclose(band[:, 0], grid[1]), 1]
+    assert np.isclose(at_end.max() - at_end.min(), (move.high - move.low)[0] / 2)
+    assert move.interval in axis.get_legend().get_texts()[0].get_text()
+    matplotlib.pyplot.close("all")
+
+
+def test_a_band_that_is_everything_is_told_and_not_drawn():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    X, y, Z, _ = line(200, strength=0.0)
+    with pytest.warns(UserWarning, match="weak instruments"):
+        model = DFIVRegressor(**QUICK | {"treatment": "auto"}).fit(X, y, Z=Z)
+    assert np.isinf(model.average_effect().high).all()
+    axis = model.plot_effect()
+    assert "Anderson-Rubin: everything, not drawn" in axis.get_legend().get_texts()[0].get_text()
+    assert np.isfinite(axis.get_ylim()).all()
+    matplotlib.pyplot.close("all")
+
+
+def test_at_and_by_are_checked():
+    X, y, Z, _ = line(200)
+    model = DFIVRegressor("linear").fit(X, y, Z=Z)
+    with pytest.warns(UserWarning, match="at has 1000 for x0, and the rows of the fit go from .* extrapolated"):
+        model.average_effect(at=1000)
+    with pytest.raises(ValueError, match="at has 2 rows; expected one treatment"):
+        model.average_effect(at=[0, 1])
+    for by in ("a", [1, 2], True, 0, np.inf):
+        with pytest.raises(ValueError, match="by must be a finite change"):
+            model.average_effect(by=by)
+
+
+def test_treatments_that_no_linear_model_identifies_are_warned_of_in_fit():
+    X, y, Z, _ = line(200)
+    with pytest.warns(UserWarning, match="the instruments do not identify a linear model"):
+        DFIVRegressor(**QUICK).fit(np.column_stack([X[:, :1], X[:, :1] ** 2]), y, Z=Z[:, :1])
 
 
 @pytest.mark.parametrize("features", ["deep", "linear"])

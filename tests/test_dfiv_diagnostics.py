@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("sklearn")
 
 from closedform.estimators import DFIVRegressor, load
-from closedform.iv import DFIV, Data, Rules, Split, linear, members, reestimated
+from closedform.iv import DFIV, Data, Rules, Split, choice, linear, reestimated
 from closedform.iv.bootstrap import digest
 from closedform.iv.inputs import Observations
 from closedform.iv.summary import deep_part, linear_part
@@ -80,7 +80,7 @@ def test_members_take_the_same_ridge():
     assert np.allclose(predictions.mean(0) * model._y[1][0] + model._y[0][0], model.predict(X), rtol=1e-5, atol=1e-5)
     assert model.summary().disagreement > 0
     assert "members disagree by" in str(model.summary())
-    assert min(members.RIDGES) >= 1e-3
+    assert min(choice.RIDGES) >= 1e-3
 
 
 def _scaled(model, X):
@@ -105,8 +105,8 @@ def test_shares_are_beyond_the_controls():
 
 
 def test_the_gap_is_of_re_estimated_layers_whichever_predict(monkeypatch):
-    taken = members.Contender.taking
-    monkeypatch.setattr(members.Contender, "taking", lambda contender, at: taken(contender, len(contender.choices) - 1))
+    taken = choice.Contender.taking
+    monkeypatch.setattr(choice.Contender, "taking", lambda contender, at: taken(contender, len(contender.choices) - 1))
     X, y, Z, _ = design()
     model = DFIVRegressor(**SMALL | {"treatment": "deep"}).fit(X, y, Z=Z)
     assert all(member.ridge == 0 for member in model.members_)  # the layers of training

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from closedform.estimators import DFIVRegressor, load
-from closedform.iv import effects, linear, members
+from closedform.iv import choice, effects, linear
 
 from .iv_cases import SMALL, design
 
@@ -76,10 +76,10 @@ def test_a_linear_score_given_the_instruments(tmp_path):
 
 def test_replicates_take_the_layers_of_the_fit(monkeypatch, tmp_path):
     X, y, Z, _ = design()
-    for at, told in ((-1, 0.0), (2, members.RIDGES[2])):
+    for at, told in ((-1, 0.0), (2, choice.RIDGES[2])):
         with monkeypatch.context() as patch:
-            taken = members.Contender.taking
-            patch.setattr(members.Contender, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
+            taken = choice.Contender.taking
+            patch.setattr(choice.Contender, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
             model = DFIVRegressor(**SMALL).fit(X, y, Z=Z)
         assert [member.ridge for member in model.members_] == [told, told]
         model.members_[0].first, model.members_[1].first = 1e-6, 1.0  # as if stage one had chosen these

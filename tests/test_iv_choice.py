@@ -5,7 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("sklearn")
-from closedform.iv import Data, DFIVRegressor, Split, evaluation, fitting, members, networks, reestimated
+from closedform.iv import Data, DFIVRegressor, Split, choice, evaluation, fitting, networks, reestimated
 from closedform.solver.lambdas import per_sample
 
 
@@ -28,7 +28,7 @@ def small(treatment):
     settings = DFIVRegressor(max_iter=3, hidden_layer_sizes=(8,), n_features=(2, 3, 2), batch_size=32)
     data, _, _ = drawn()
     base = fitting.base_design(settings, data, 50)
-    return members.candidates(base, treatment, 0.01)[0]
+    return choice.candidates(base, treatment, 0.01)[0]
 
 
 @pytest.mark.parametrize("bumps", [networks.NARROW, networks.WIDE, None])
@@ -48,13 +48,13 @@ def test_the_width_of_a_sieve(columns, bumps):
 @pytest.mark.parametrize("treatment", ["linear", "sieve"])
 def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
     data, split, held = drawn()
-    (contender,) = members.fitted([small(treatment)], data, [split], held, None)
+    (contender,) = choice.fitted([small(treatment)], data, [split], held, None)
     design, first = contender.member.design, per_sample(contender.member.first)
     unseen = torch.cat([held, split.second])
     assert contender.crossed is not None
-    for losses, ridge in zip(contender.crossed, members.RIDGES):
+    for losses, ridge in zip(contender.crossed, choice.RIDGES):
         for k, row in enumerate(unseen.tolist()):
-            others = unseen[[i for i in range(len(unseen)) if i % members.FOLDS != k % members.FOLDS]]
+            others = unseen[[i for i in range(len(unseen)) if i % choice.FOLDS != k % choice.FOLDS]]
             if k % 17 == 0:
                 part = Split(split.first, others)
                 layers = reestimated(
@@ -67,7 +67,7 @@ def test_cross_validation_is_that_of_a_loop_by_hand(treatment):
 
 def test_features_that_saw_outcomes_are_not_cross_validated():
     data, split, held = drawn()
-    assert members.fitted([small("deep")], data, [split], held, None)[0].crossed is None
+    assert choice.fitted([small("deep")], data, [split], held, None)[0].crossed is None
 
 
 def test_candidates_of_one_treatment_and_of_more():
@@ -75,7 +75,7 @@ def test_candidates_of_one_treatment_and_of_more():
     base = fitting.base_design(DFIVRegressor(), data, 50)
 
     def kinds(**changes):
-        designs = members.candidates(members.replace(base, **changes), "auto", "auto")
+        designs = choice.candidates(choice.replace(base, **changes), "auto", "auto")
         return [(design.treatment, design.inner) for design in designs]
 
     sieves = [("sieve", 0.01), ("wide sieve", 0.01)]
@@ -95,6 +95,21 @@ def test_a_wave_is_told_from_a_line_and_a_line_from_a_wave():
         line = DFIVRegressor("linear").fit(X, y, Z=Z)
         errors = [np.square(m.predict(at[:, None]) - f(at)).mean() for m in (model, line)]
         assert errors[0] < worst * errors[1]
+
+
+def test_the_summary_has_the_losses_that_have_decided():
+    X, y, Z = curve(lambda x: np.sin(2 * x), 1000, seed=5)
+    summary = DFIVRegressor(random_state=0, max_iter=3).fit(X, y, Z=Z).summary()
+    names, losses = zip(*summary.tried)
+    assert all(name.endswith(", cross-validated") for name in names)
+    assert summary.used.startswith(names[int(np.argmin(losses))].removesuffix(", cross-validated"))
+    assert summary.gap is None
+    assert "layers of training" not in str(summary)
+    two = np.column_stack([X, X**2])
+    summary = DFIVRegressor(random_state=0, max_iter=3).fit(two, y, Z=np.column_stack([Z, Z**2])).summary()
+    behind = [name for name, _ in summary.tried if name.endswith(", behind in cross-validation")]
+    assert len(behind) == 3  # of the line, the linear candidate and two sieves one goes on
+    assert not any("deep" in name for name in behind)
 
 
 def test_the_last_solve_has_all_rows_and_keeps_groups_in_one_stage():

@@ -238,6 +238,9 @@ def test_bad_rows_are_told(changes, sentence):
     ("settings", "sentence"),
     [
         ({"discount": 1.0}, "discount must be from 0 to below 1, got 1.0"),
+        ({"discount": None}, "discount must be from 0 to below 1, got None"),
+        ({"random_state": None}, "random_state must be a whole number from 0 on, got None"),
+        ({"random_state": -1}, "random_state must be a whole number from 0 on, got -1"),
         ({"method": "dqn"}, "method must be one of iv, fqe, lstd, got 'dqn'"),
         ({"rule": 3}, "rule must be None or a rule"),
         ({"max_iter": 0}, "max_iter must be a positive integer, got 0"),
@@ -262,5 +265,7 @@ def test_using_a_fit_wrongly_is_told():
         model.q(np.ones((1, 2)), np.array([[0.5, 0.5]]))
     with pytest.raises(ValueError, match="states have 1 rows and actions 2"):
         model.value(np.ones((1, 2)), np.zeros(2, int))
+    with pytest.raises(ValueError, match=r"states has shape \(0, .*\); expected at least one row"):
+        model.value(np.ones((0, 2)), np.zeros(0, int))
     with pytest.raises(ValueError, match="level must be between 0 and 1"):
         model.interval(np.ones((1, 2)), np.zeros(1, int), level=90)

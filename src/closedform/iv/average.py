@@ -9,14 +9,17 @@ That of a line is Anderson and Rubin's or from its standard errors (`closedform.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..parameters import is_count
 from . import Data, Split, evaluation, line
-from .effects import banded, normal, treatments
+from .effects import banded, check_level, normal, treatments
 from .inputs import scaled
 from .members import Member
 
@@ -64,10 +67,12 @@ def average_effect(
     """See `DFIVRegressor.average_effect`."""
     X, controls = rows
     p = model.n_features_in_
-    if at is not None:
-        X = np.broadcast_to(treatments(at, p, "at")[:1], X.shape)
-    if by is not None and (not np.isfinite(by) or by == 0):
+    if by is not None and (
+        isinstance(by, bool) or not isinstance(by, (int, float, np.number)) or not np.isfinite(by) or by == 0
+    ):
         raise ValueError(f"by must be a finite change of the treatment other than 0, got {by!r}")
+    if at is not None:
+        X = _all_at(treatments(at, p, "at"), X, model._names)
 
     def effect(fit: DFIVRegressor) -> np.ndarray:
         if by is None:
@@ -79,11 +84,8 @@ def average_effect(
     if hasattr(model, "replicates_"):
         return AverageEffect(*banded(estimate, model.replicates_, effect, level), "bootstrap")
     if model._linear:
-        how = "Anderson-Rubin" if hasattr(model, "_ratio") else "standard errors"
-        return AverageEffect(estimate, *linear_ends(model, np.eye(p) * (by or 1.0), level), how)
-    if not hasattr(model, "_covariances"):
-        raise ValueError("the file of this fit has no covariance for an asymptotic interval: call bootstrap first")
-    spread = _spread(model, X, controls, by) * normal(level)
+        return AverageEffect(estimate, *linear_ends(model, np.eye(p) * (by or 1.0), level), _kind(model))
+    spread = _average_errors(model, X, controls, by) * normal(level)
     return AverageEffect(estimate, estimate - spread, estimate + spread, "asymptotic")
 
 
@@ -100,9 +102,42 @@ def linear_ends(model: DFIVRegressor, changes: np.ndarray, level: float) -> tupl
     return middle - spread, middle + spread
 
 
-@torch.no_grad()
-def _spread(model: DFIVRegressor, X: np.ndarray, controls: np.ndarray | None, by: float | None) -> np.ndarray:
+def _all_at(at: np.ndarray, X: np.ndarray, names: list[str]) -> np.ndarray:
+    """The rows with the treatment `at`; a warning where they hold nothing like it."""
+    if len(at) > 1:
+        raise ValueError(f"at has {len(at)} rows; expected one treatment, which all rows are given")
+    for name, value, low, high in zip(names, at[0], X.min(0), X.max(0)):
+        if not low <= value <= high:
+            warnings.warn(
+                f"at has {value:g} for {name}, and the rows of the fit go from {low:g} to {high:g}: the effect there is "
+                "extrapolated",
+                stacklevel=4,
+            )
+    return np.broadcast_to(at, X.shape)
+
+
+def _average_errors(model: DFIVRegressor, X: np.ndarray, controls: np.ndarray | None, by: float | None) -> np.ndarray:
     """Standard errors `(p,)` of the average effects of a deep fit."""
+    steps = STEP * np.asarray(model._x[1]) if by is None else np.full(X.shape[1], by)
+    changes = np.diag(steps)
+
+    def differences(features: Callable[[np.ndarray], Tensor]) -> Tensor:
+        if by is not None:
+            return torch.stack([features(X + change) - features(X) for change in changes])
+        slopes = [(features(X + c / 2) - features(X - c / 2)) / step for c, step in zip(changes, steps)]
+        return torch.stack(slopes)
+
+    return _errors(model, controls, differences)
+
+
+@torch.no_grad()
+def _errors(
+    model: DFIVRegressor, controls: np.ndarray | None, weights: Callable[[Callable[[np.ndarray], Tensor]], Tensor]
+) -> np.ndarray:
+    """Standard errors `(m,)` of numbers that are linear in the layer of stage two, by a deep fit. `weights` gives their
+    weights `(m, features)` from a function that averages the features of treatments over the rows."""
+    if not hasattr(model, "_covariances"):
+        raise ValueError("the file of this fit has no covariance for an asymptotic interval: call bootstrap first")
     c = None if controls is None else scaled(controls, model._w)
     variances = []
     for member, V in zip(model.members_, model._covariances):
@@ -112,17 +147,9 @@ def _spread(model: DFIVRegressor, X: np.ndarray, controls: np.ndarray | None, by
             psi = member.layers.psi(evaluation.outputs(member.psi, scaled(values, model._x)))
             return member.layers._second(psi, xi).mean(0)
 
-        own = []
-        for k in range(X.shape[1]):
-            step = STEP * model._x[1][k] if by is None else by
-            change = np.zeros(X.shape[1])
-            change[k] = step if by is not None else step / 2
-            before = X if by is not None else X - change
-            L = features(X + change) - features(before)
-            own.append(float(L @ V @ L) / (1.0 if by is not None else step) ** 2)
-        variances.append(own)
-    mean = np.mean(variances, 0) / min(len(variances), 2)
-    return np.sqrt(mean) * model._y[1][0]
+        L = weights(features)
+        variances.append(((L @ V) * L).sum(1).numpy())
+    return np.sqrt(np.mean(variances, 0) / min(len(variances), 2)) * model._y[1][0]
 
 
 def plot_effect(model: DFIVRegressor, *, treatment: int, level: float | None, points: int, axis: Any) -> Any:
@@ -133,27 +160,52 @@ def plot_effect(model: DFIVRegressor, *, treatment: int, level: float | None, po
     import matplotlib.pyplot as plt
 
     X, controls = model._kept()
-    if not 0 <= treatment < X.shape[1]:
-        raise ValueError(f"treatment is {treatment}; expected the number of a column of X, from 0 to {X.shape[1] - 1}")
+    if not isinstance(treatment, (int, np.integer)) or not 0 <= treatment < X.shape[1]:
+        raise ValueError(
+            f"treatment is {treatment!r}; expected the number of a column of X, from 0 to {X.shape[1] - 1}"
+        )
+    if not is_count(points):
+        raise ValueError(f"points must be a positive integer, got {points!r}")
+    if level is not None:
+        check_level(level)
     low_end, high_end = np.quantile(X[:, treatment], [0.02, 0.98])
     grid = np.linspace(float(low_end), float(high_end), points)
 
-    def curve(fit: DFIVRegressor) -> np.ndarray:
-        values = []
-        for value in grid:
-            moved = X.copy()
-            moved[:, treatment] = value
-            values.append(fit._predicted(moved, controls).mean())
-        return np.array(values) - np.mean(values)
+    def moved(value: float) -> np.ndarray:
+        rows = X.copy()
+        rows[:, treatment] = value
+        return rows
 
-    axis = plt.subplots()[1] if axis is None else axis
+    def curve(fit: DFIVRegressor) -> np.ndarray:
+        values = np.array([fit._predicted(moved(value), controls).mean() for value in grid])
+        return values - values.mean()
+
+    def weights(features: Callable[[np.ndarray], Tensor]) -> Tensor:
+        L = torch.stack([features(moved(value)) for value in grid])
+        return L - L.mean(0)
+
     estimate = curve(model)
-    if level is not None:
-        if not hasattr(model, "replicates_"):
-            raise ValueError("a band needs replicates: call bootstrap(X, y, Z=Z, W=W) first, or level=None for no band")
-        _, low, high = banded(estimate, model.replicates_, curve, level)
-        axis.fill_between(grid, low, high, alpha=0.25, linewidth=0, label=f"{level:.0%} band, bootstrap")
+    band = None
+    if level is not None and hasattr(model, "replicates_"):
+        band = *banded(estimate, model.replicates_, curve, level)[1:], "bootstrap"
+    elif level is not None and model._linear:
+        changes = np.outer(grid - grid.mean(), np.eye(X.shape[1])[treatment])
+        band = *linear_ends(model, changes, level), _kind(model)
+    elif level is not None:
+        spread = _errors(model, controls, weights) * normal(level)
+        band = estimate - spread, estimate + spread, "asymptotic"
+    axis = plt.subplots()[1] if axis is None else axis
+    if band is not None:
+        low, high, kind = band
+        bounded = bool(np.isfinite(low).all() and np.isfinite(high).all())
+        label = f"{level:.0%} band, {kind}" if bounded else f"{level:.0%} band, {kind}: everything, not drawn"
+        axis.fill_between(grid, low, high, where=np.full(points, bounded), alpha=0.25, linewidth=0, label=label)
     axis.plot(grid, estimate, label="estimate")
     axis.set(xlabel=model._names[treatment], ylabel="effect on the outcome, around its mean")
     axis.legend()
     return axis
+
+
+def _kind(model: DFIVRegressor) -> str:
+    """Where the interval of a linear fit is from."""
+    return "Anderson-Rubin" if hasattr(model, "_ratio") else "standard errors"

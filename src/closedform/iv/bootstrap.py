@@ -23,8 +23,8 @@ from ..files import remove_stale
 from ..parameters import is_count
 from ..workers import end_with
 from . import fitting
+from .choice import Ridges
 from .inputs import Observations, Ticker, checked, mark
-from .members import Ridges
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor

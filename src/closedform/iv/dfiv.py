@@ -152,7 +152,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         instruments for themselves, whether or not Z repeats them."""
         self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
         for sentence in self.summary_.warnings:
-            if "weak instruments" in sentence:
+            if "weak instruments" in sentence or "do not identify" in sentence:
                 warnings.warn(sentence, stacklevel=2)
         return self
 
@@ -320,8 +320,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         return average.average_effect(self, level=level, at=at, by=by, rows=self._kept())
 
     def plot_effect(self, treatment: int = 0, *, level: float | None = 0.95, points: int = 50, axis: Any = None) -> Any:
-        """Draw the outcome against one treatment, averaged over the rows of the fit, with a band from `bootstrap` (None: no
-        band). Returns the axis of matplotlib."""
+        """Draw the outcome against one treatment, averaged over the rows of the fit and around its mean. The legend says
+        where the band is from, as in `average_effect`; level=None draws none. Returns the axis of matplotlib."""
         check_is_fitted(self, "summary_")
         return average.plot_effect(self, treatment=treatment, level=level, points=points, axis=axis)
 

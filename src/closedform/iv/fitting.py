@@ -13,9 +13,10 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from ..arrays import moments, one_thread
-from . import Data, Split, average, evaluation, line, linear, members
+from . import Data, Split, average, choice, evaluation, line, linear
+from .choice import Ridges, Trial
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
-from .members import Design, Member, Ridges, Tried
+from .members import Design, Member
 from .summary import IDENTIFIED, Summary, deep_part, linear_part, warn_of_few_values, warn_of_unidentified
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def attributes(
             return shape | _line_attributes(own_rows, summary, tried, stages)
         # the choices are made: the layers that predict may have the held-out rows too, half in each stage
         splits = [_with_held(split, held, groups, swap=bool(k % 2)) for k, split in enumerate(splits)]
-        trained = [members.refitted(member, data, split) for member, split in zip(trained, splits)]
+        trained = [choice.refitted(member, data, split) for member, split in zip(trained, splits)]
         covariances = [average.covariance(member, data, split) for member, split in zip(trained, splits)]
     return shape | scales | {"members_": trained, "summary_": summary, "_covariances": covariances}
 
@@ -96,7 +97,7 @@ def _linear_attributes(fit: linear.TwoStage) -> dict[str, Any]:
 
 
 def _line_attributes(
-    rows: Observations, summary: Summary, tried: Tried, stages: tuple[int, int, int]
+    rows: Observations, summary: Summary, tried: list[Trial], stages: tuple[int, int, int]
 ) -> dict[str, Any]:
     """Of a fit that has taken the line, with the losses of all candidates."""
     X, y, own, controls = rows
@@ -105,7 +106,7 @@ def _line_attributes(
     if exact and X.shape[1] == 1:
         attributes["_ratio"] = line.ratio(X, y, own, controls)
     summary.used = f"line, {'two-stage least squares' if exact else 'jackknifed limited information'} on all rows"
-    summary.tried, summary.stages = [(_name(design), loss) for design, loss in tried], stages
+    summary.tried, summary.stages = _named(tried), stages
     return attributes | {"summary_": summary}
 
 
@@ -115,9 +116,9 @@ def _hardly_identified(summary: Summary) -> bool:
     return summary.first_stage_f < linear.STRONG and not (summary.identified or 0.0) >= IDENTIFIED
 
 
-def _has_line(tried: Tried) -> bool:
+def _has_line(tried: list[Trial]) -> bool:
     """Whether a line took part in the comparison, and was identified."""
-    return any(design is None and math.isfinite(loss) for design, loss in tried)
+    return any(trial.design is None and math.isfinite(trial.loss) for trial in tried)
 
 
 def iterations(settings: DFIVRegressor) -> int:
@@ -140,7 +141,7 @@ def base_design(settings: DFIVRegressor, data: Data, rows: int) -> Design:
         hidden=(64, 64) if isinstance(sizes, str) else tuple(int(size) for size in sizes),
         widths=(d, k, q),
         rule=settings.rule,
-        inner=members.INNER[0],
+        inner=choice.INNER[0],
         iterations=iterations(settings),
         batch=min(int(settings.batch_size), rows),
         learning_rate=float(rate),
@@ -156,7 +157,7 @@ def train(
     designs: list[Design] | None,
     ridges: Ridges | None,
     seed: int,
-) -> tuple[list[Member], Tried, list[Split], Tensor]:
+) -> tuple[list[Member], list[Trial], list[Split], Tensor]:
     """Members (none where the line is taken), the models compared, the split of each member and the rows held out."""
     order = np.random.default_rng(seed).permutation(np.unique(groups))
     count = round(settings.validation_fraction * len(order))
@@ -176,13 +177,13 @@ def train(
     base = base_design(settings, data, min(len(first.first), len(first.second)))
     kind = "backbone" if settings.backbone is not None else settings.treatment
     if designs is None:
-        designs = members.candidates(base, kind, settings.lam_inner)
+        designs = choice.candidates(base, kind, settings.lam_inner)
     choose_line = ridges is None and kind == "auto" and base.inputs <= WIDE
     designs = [replace(design, seed=seed, batch=base.batch) for design in designs]
     total = base.iterations * (len(designs) + settings.members - 1)
     tick = Ticker(total) if settings.verbose else None
     rival = line.Rival.of(data) if choose_line else None
-    best, tried = members.chosen(designs, data, first, held, settings.backbone, tick, ridges, rival)
+    best, tried = choice.chosen(designs, data, first, held, settings.backbone, tick, ridges, rival)
     if best is None:
         if tick is not None:
             tick.close()
@@ -192,16 +193,22 @@ def train(
     splits = [Split(part.second, part.first) if k % 2 else part for k, part in zip(others, splits)]
     designs = [replace(best.member.design, seed=(seed + 1000 * k) % 2**31) for k in others]
     firsts = None if ridges is None else [ridges[min(k, len(ridges) - 1)][0] for k in others]
-    contenders = [best, *members.fitted(designs, data, splits, held, settings.backbone, tick, firsts)]
+    contenders = [best, *choice.fitted(designs, data, splits, held, settings.backbone, tick, firsts)]
     splits = [first, *splits]
     if tick is not None:
         tick.close()
-    return members.pooled(contenders, None if ridges is None else ridges[0][1]), tried, splits, held
+    return choice.pooled(contenders, None if ridges is None else ridges[0][1]), tried, splits, held
 
 
 @torch.no_grad()
 def diagnosed(
-    summary: Summary, trained: list[Member], tried: Tried, data: Data, splits: list[Split], held: Tensor, values: int
+    summary: Summary,
+    trained: list[Member],
+    tried: list[Trial],
+    data: Data,
+    splits: list[Split],
+    held: Tensor,
+    values: int,
 ) -> Summary:
     """The summary, completed by means over the members; `values` is the number of different instruments.
 
@@ -210,7 +217,8 @@ def diagnosed(
 
     The controls are taken out first, by a regression on their features over the rows of stage one: shares and differences
     between members are of what is left, or they would be about the controls. The layers of training are compared by their
-    mean over the controls, because their values for single rows have the noise of the last batches."""
+    mean over the controls, because their values for single rows have the noise of the last batches. Where no features are
+    learned they are never taken, and not compared."""
     rows = data.rows(held)
     R2, shares, share_errors, effects, curves = [], [], [], [], []
     for member, split in zip(trained, splits):
@@ -239,7 +247,8 @@ def diagnosed(
         share_errors.append(float((error - (1 - share) * beyond[:, -1].square()).std() / left[-1]) / len(f) ** 0.5)
         own = beyond[: len(held), -1]
         effects.append((own - own.mean()).numpy())
-        curves.append([member.curve(rows.X, rows.O, pair).numpy() for pair in (member.online, member.again)])
+        if not member.design.fixed:  # else the layers of training take no part in the choice
+            curves.append([member.curve(rows.X, rows.O, pair).numpy() for pair in (member.online, member.again)])
     first = trained[0]
     layers = "layers of training" if first.ridge == 0 else f"re-estimated layers, ridge {first.ridge:g} a row"
     return deep_part(
@@ -254,7 +263,7 @@ def diagnosed(
         outcome_expected=torch.stack([m.expected(rows.Z, rows.O) for m in trained]).mean(0).numpy(),
         controlled=rows.O is not None,
         values=values,
-        tried=[(_name(design), loss) for design, loss in tried],
+        tried=_named(tried),
         used=f"{_name(first.design)}, {layers}; {len(trained)} members",
     )
 
@@ -263,6 +272,10 @@ def _name(design: Design | None) -> str:
     if design is None:
         return "line"
     return design.treatment if design.rule == "ridge" else f"{design.treatment}, inner lambda {design.inner:g}"
+
+
+def _named(tried: list[Trial]) -> list[tuple[str, float]]:
+    return [(_name(design) + (f", {note}" if note else ""), loss) for design, loss, note in tried]
 
 
 def _nothing_linear(n: int) -> Summary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class PolicyEvaluator:
         self.n_actions, self.replicates, self.random_state = n_actions, replicates, random_state
 
     def _check_parameters(self) -> None:
-        if isinstance(self.discount, str) or not 0 <= self.discount < 1:
+        if not isinstance(self.discount, Real) or not 0 <= self.discount < 1:
             raise ValueError(f"discount must be from 0 to below 1, got {self.discount!r}")
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
@@ -110,6 +111,8 @@ class PolicyEvaluator:
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.n_actions is not None and not is_count(self.n_actions):
             raise ValueError(f"n_actions must be None or a positive integer, got {self.n_actions!r}")
+        if not isinstance(self.random_state, Integral) or self.random_state < 0:
+            raise ValueError(f"random_state must be a whole number from 0 on, got {self.random_state!r}")
         if not is_positive(self.learning_rate):
             raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate!r}")
         if not (self.weight_decay == 0 or is_positive(self.weight_decay)):
@@ -157,7 +160,7 @@ class PolicyEvaluator:
         following = self._rows(data.next_states, data.next_actions)
         X = torch.cat([now, following, torch.as_tensor(data.going[:, None], dtype=torch.float32)], 1)
         r = torch.as_tensor(data.rewards[:, None] / unit)
-        g = torch.Generator().manual_seed(self.random_state)
+        g = torch.Generator().manual_seed(int(self.random_state))
         features = ActionFeatures(p, kind.count, kind.discrete, self.hidden_layer_sizes, self.n_features, g)
         with one_thread():
             fitted = self._fitted_q(features, Data(X, now, r), g)
@@ -273,7 +276,7 @@ class PolicyEvaluator:
         groups = len(self._sums.rows)
         if groups < 2:
             raise ValueError("the fit had one episode; expected at least two, to see how episodes differ")
-        g = torch.Generator().manual_seed(self.random_state)
+        g = torch.Generator().manual_seed(int(self.random_state))
         weights = -torch.rand(self.replicates, groups, generator=g, dtype=torch.float64).log()
         weights = weights / weights.mean(1, keepdim=True)
         with one_thread():

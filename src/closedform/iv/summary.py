@@ -121,9 +121,9 @@ class Summary:
             lines.append(f"  the instruments move {variance}{self.beyond} (standard error {self.identified_error:.0%})")
             if self.disagreement is not None:
                 lines.append(f"  members disagree by {self.disagreement:.1%} of the effect's variance{self.beyond}")
-            lines.append(
-                f"  layers of training and re-estimated ones differ by {self.gap:.1%} of the effect's variance"
-            )
+            if self.gap is not None:
+                apart = f"{self.gap:.1%} of the effect's variance"
+                lines.append(f"  layers of training and re-estimated ones differ by {apart}")
             lines += [*self._choice_lines(), "", BLIND]
         elif self.tried:
             lines += ["", "Choice of the model", *self._choice_lines(), "", BLIND]
@@ -154,7 +154,8 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarra
     if first.F < linear.WEAK:
         summary.warnings.append(
             f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
-            "towards ordinary least squares, and its interval is too short; the Anderson-Rubin test still holds."
+            "towards ordinary least squares, and intervals from standard errors are too short; the Anderson-Rubin test "
+            "still holds, and so does an interval made of it."
         )
     if coefficients is None:
         summary.warnings.append(
@@ -182,7 +183,8 @@ def deep_part(
     """Adds the diagnostics of the learned features, with their warnings.
 
     effects: the members' predictions on held-out rows, with the part of the controls taken out.
-    curves: the members' predictions averaged over the controls, by the layers of training and by re-estimated ones.
+    curves: the members' predictions averaged over the controls, by the layers of training and by re-estimated ones; none
+    where no features are learned.
     identified: a mean over the members, and its standard error.
     values: the number of different instruments."""
     summary.kind, summary.stages, summary.tried, summary.used, summary.controlled = (
@@ -194,7 +196,8 @@ def deep_part(
     )
     summary.feature_r2, summary.identified, summary.identified_error = feature_r2.tolist(), identified, identified_error
     little = LITTLE * float(outcome.var())
-    summary.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
+    if curves:
+        summary.gap = float(np.mean([np.square(a - b).mean() / max(float(b.var()), little) for a, b in curves]))
     summary.outcome_r2 = 1 - float(np.square(outcome - outcome_expected).mean()) / max(float(outcome.var()), 1e-300)
     moved = max(summary.feature_r2, default=0.0)
     if summary.treatments and summary.first_stage_f < linear.WEAK:
@@ -220,7 +223,7 @@ def deep_part(
                 f"the members, fitted to exchanged halves, disagree by {summary.disagreement:.0%} of the effect's variance"
                 f"{summary.beyond}: the estimate depends on the split of the rows; do not trust its shape."
             )
-    if not summary.gap <= GAP:
+    if summary.gap is not None and not summary.gap <= GAP:
         mean = " on average over the controls" if controlled else ""
         summary.warnings.append(
             f"the layers of training and re-estimated ones differ by {summary.gap:.0%} of the effect's variance{mean}: the "

@@ -96,6 +96,8 @@ def states_of(values: Any, name: str, width: int | None = None) -> np.ndarray:
             f"{name} has shape {array.shape}; expected (n, numbers of a state): {name}.reshape(-1, 1), or for the number of "
             "a state a row of indicators"
         )
+    if not len(array):
+        raise ValueError(f"{name} has shape {array.shape}; expected at least one row")
     array = array.reshape(len(array), -1).astype(np.float64)
     if width is not None and array.shape[1] != width:
         raise ValueError(f"{name} has {array.shape[1]} numbers a state; expected {width}, as in the fit")
@@ -153,8 +155,6 @@ def checked(
     lengths = {name: len(part) for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError("rows differ: " + ", ".join(f"{name} has {n}" for name, n in lengths.items()))
-    if not len(reward):
-        raise ValueError("there are no transitions; expected at least one row")
     return Transitions(now, encoded[0], reward, after, encoded[1], 1 - over, index, kind)
 
 
