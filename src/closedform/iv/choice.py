@@ -30,7 +30,7 @@ FIRST = (100.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # ridges of stage one,
 # Of stage two. Weaker ones were taken now and then for their luck on held-out rows, and gave wild curves
 RIDGES = (100.0, 1.0, 1e-1, 1e-2, 1e-3)
 SIEVE = 10  # treatments, up to which a sieve is tried
-MARGIN = 0.5  # standard errors, by which what is simpler may be behind; the line may be by one
+MARGIN = 0.5  # standard errors, by which the simpler of two ridges may be behind in cross-validation; held out, by one
 FOLDS = 5  # of the rows that stage one has not seen, where the layer of stage two is cross-validated
 INNER = (1e-2, 1.0)  # lambda_12, relative to the features
 LAM_1, LAM_2 = 10.0, 1.0  # relative to the features
@@ -203,7 +203,7 @@ def pooled(contenders: list[Contender], ridge: float | None = None) -> list[Memb
         at = evaluation.as_good(_all_crossed(contenders), MARGIN).index(True)
     else:
         means = [torch.stack(losses).mean(0) for losses in zip(*(contender.losses for contender in contenders))]
-        at = evaluation.as_good(means, MARGIN).index(True)
+        at = evaluation.as_good(means).index(True)
     return [contender.taking(at) for contender in contenders]
 
 
@@ -235,10 +235,7 @@ def chosen(
     if fixed:  # of these the best by cross-validation goes on; with learned features only held-out rows can compare it
         winner = fixed[evaluation.as_good([crossed[k] for k in fixed], 0.0).index(True)]
         left = [k for k in left if k == winner or k not in fixed]
-    good = [
-        evaluation.as_good([losses[k] for k in left], 1.0 if rivals[k] is None else MARGIN)[at]
-        for at, k in enumerate(left)
-    ]
+    good = evaluation.as_good([losses[k] for k in left])
     best = rivals[left[good.index(True)]]
     trials = []
     for k, rival in enumerate(rivals):
