@@ -91,7 +91,7 @@ def test_no_advice_without_a_number_that_is_checked(page):
     """Every decimal and per cent is marked, but for settings and definitions."""
     text = sentences().MARKED.sub("", prose((DOCS / f"{page}.md").read_text(encoding="utf-8")))
     text = re.sub(r"(Theorem|Propositions?|and|\[)\s?\d\.\d(\]|\b)", "", text)
-    for known in ("within 1.25 of the best", "one 0.1 off", "difference of 2 %", "best one's 95 % interval"):
+    for known in ("within 1.25 times the best", "one 0.1 off", "difference of 2 %", "best one's 95 % interval"):
         text = text.replace(known, "")
     text = re.sub(r"^ *\| 0\.[01]+ \|", "", text, flags=re.M)  # learning rates, at the head of a row
     assert re.findall(r"[^\n]*(?:\d+\.\d+|\d\s?%|\de-\d)[^\n]*", text) == []
