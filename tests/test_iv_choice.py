@@ -1,5 +1,7 @@
 """What `DFIVRegressor` chooses between, and on which rows: the sieve, cross-validation, the last solve with all rows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -125,3 +127,18 @@ def test_the_last_solve_has_all_rows_and_keeps_groups_in_one_stage():
         for halves, s in (((first, second), False), ((second, first), True))
     ]
     assert set(pair[0].first.tolist()) == set(pair[1].second.tolist())
+
+
+@pytest.mark.parametrize(("behind", "taken"), [(0.7, 0), (1.3, 1)])
+def test_of_learned_models_the_simpler_may_be_behind_by_a_standard_error(behind, taken, monkeypatch):
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gap = (noise - noise.mean()) / noise.std() + behind / 10  # whose mean is so many standard errors
+    best = torch.full((100,), 5.0, dtype=torch.float64)
+    contenders = [SimpleNamespace(crossed=None, member=SimpleNamespace(design=k)) for k in range(2)]
+    losses = {id(contenders[0]): best + gap, id(contenders[1]): best}
+    monkeypatch.setattr(choice, "fitted", lambda *parts: contenders)
+    monkeypatch.setattr(choice, "pooled", lambda some, ridge: [SimpleNamespace(losses=losses[id(some[0])])])
+    data, split, held = drawn()
+    winner, trials = choice.chosen([None, None], data, split, held, None)
+    assert winner is contenders[taken]
+    assert [trial.design for trial in trials] == [0, 1]
