@@ -92,14 +92,17 @@ def test_predictions_are_drawn_by_the_share(monkeypatch):
     X, X_new = rng.normal(size=(150, 4)), rng.normal(size=(20, 4))
     y = X @ [1.0, 2.0, 0.0, -1.0] + 2 * rng.normal(size=150)
 
-    def predicted(share):
+    def predicted(share, epochs=10):
         monkeypatch.setattr("closedform.tabular.shrinking._share", lambda held, others: share)
-        model = ClosedFormRegressor(max_iter=10, random_state=0).fit(X, y)
+        model = ClosedFormRegressor(max_iter=epochs, random_state=0).fit(X, y)
         assert model.linear_share_ == share
         return model.predict(X_new)
 
     ends = predicted(0.0), predicted(1.0)
     np.testing.assert_allclose(predicted(0.4), 0.6 * ends[0] + 0.4 * ends[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        predicted(1.0, epochs=1), ends[1], rtol=1e-5, atol=1e-5
+    )  # nothing of the networks is left
 
 
 def test_where_there_is_only_noise_less_of_it_is_learned(monkeypatch):
