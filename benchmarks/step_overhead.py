@@ -1,6 +1,6 @@
 """What does a training step cost with a solved last layer, against a step with cross-entropy?
 
-    python benchmarks/step_overhead.py [--device cuda] [--quick] [--nfnet]
+    python benchmarks/step_overhead.py [--device cuda] [--quick] [--nfnet] [--default]
 
 The paper's two wall-clock tables: ResNet-18 and ResNet-50 on 32 x 32 images, one more layer that sets the dimension of
 the last, 100 outputs, SGD with Nesterov momentum, torch's default precision. Both steps see the same images; ours solves
@@ -9,6 +9,9 @@ GPU, as captured CUDA graphs; steps alternate.
 
 With --nfnet: the step of `closedform paper imagenet` instead, an NFNet-F0 with its recipe on generated 48 x 48 images in 200
 classes, each solved layer against learned cross-entropy.
+
+With --default: the library's default layer (`Auto`) against a learned one with the same loss: cross-entropy behind the
+ResNet-18 of CIFAR-100, the squared loss behind the MLP of QM9.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from closedform.paper.experiments import imagenet
 from closedform.paper.experiments.batches import DeviceBatches, DeviceImages
 from closedform.paper.experiments.imagenet_model import classifier
 from closedform.paper.models.resnet import resnet18, resnet50
+from closedform.stack.networks import mlp
 from common import arguments, captured, interleaved, save
 
 CLASSES = 100
@@ -64,6 +68,59 @@ def sides(net: str, batch: int, dim: int, device: str) -> dict:
     }
 
 
+def default_sides(net: str, batch: int, device: str) -> dict:
+    """Steps that differ in the last layer alone: the default of the library, and a learned one."""
+    torch.manual_seed(0)
+    if net == "mlp":
+        width, outputs = 256, 12
+        x, y = torch.randn(batch, 435, device=device), torch.randn(batch, outputs, device=device)
+        backbones = [mlp([x.shape[1], width, width, width]).to(device) for _ in range(2)]
+    else:
+        width, outputs = 512, CLASSES
+        x, y = torch.randn(batch, 3, 32, 32, device=device), torch.randint(0, CLASSES, (batch,), device=device)
+        backbones = [NETS[net]().to(device) for _ in range(2)]
+    loss, plain_step = (
+        (cf.Squared(), cf.training.l2) if net == "mlp" else (cf.CrossEntropy(), cf.training.cross_entropy)
+    )
+    linear = nn.Linear(width, outputs, device=device)
+    head = cf.ClosedFormLinear(width, outputs, loss=loss, device=device)
+    solved_opt = torch.optim.SGD(backbones[0].parameters(), lr=1e-3, momentum=0.9, nesterov=True)
+    learned = [*backbones[1].parameters(), *linear.parameters()]
+    learned_opt = torch.optim.SGD(learned, lr=1e-3, momentum=0.9, nesterov=True)
+    return {
+        "default": lambda: cf.training.algorithm1(backbones[0], head, solved_opt, x, y),
+        "learned": lambda: plain_step(backbones[1], linear, learned_opt, x, y),
+    }
+
+
+def default(args: argparse.Namespace) -> None:
+    """The default layer against a learned one, with the same loss."""
+    cells = [("mlp", batch) for batch in (32, 256)] + [("resnet18", batch) for batch in (32, 128, 1024, 4096)]
+    if args.device != "cuda" or args.quick:
+        cells = [("mlp", 32), ("resnet18", 8)]
+    rows = []
+    for net, batch in cells:
+        functions = default_sides(net, batch, args.device)
+        row: dict = {"net": net, "batch": batch, "eager": interleaved(functions, args.device, 1.5)}
+        if args.device == "cuda":
+            row["captured"] = interleaved({name: captured(f) for name, f in functions.items()}, args.device, 1.5)
+        for kind in ("eager", "captured"):
+            if kind in row:
+                ours, plain = (row[kind][side]["median_ms"] for side in ("default", "learned"))
+                row[f"{kind}_ratio"] = ours / plain
+                print(
+                    f"{net}, batch {batch}, {kind}: {ours:.3f} ms, {ours / plain:.3f} of the learned step", flush=True
+                )
+        rows.append(row)
+        del functions
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    save(
+        args, "step_overhead_default", "milliseconds of a training step, the default layer against a learned one", rows
+    )
+
+
 def nfnet(args: argparse.Namespace) -> None:
     """Steps of the ImageNet experiment; the small twin of its network with --quick."""
     torch.manual_seed(0)
@@ -98,9 +155,13 @@ def nfnet(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", nfnet="an NFNet-F0 with the recipe of ImageNet, instead of ResNets")
-    if args.nfnet:
-        nfnet(args)
+    args = arguments(
+        __doc__ or "",
+        nfnet="an NFNet-F0 with the recipe of ImageNet, instead of ResNets",
+        default="the default layer against a learned one with the same loss",
+    )
+    if args.nfnet or args.default:
+        nfnet(args) if args.nfnet else default(args)
         return
     gpu = args.device == "cuda"
     cells = [(net, batch, dim) for net, batch in PAPER for dim in DIMS]

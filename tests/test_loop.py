@@ -13,6 +13,7 @@ from closedform import archive
 from closedform.stack import measuring
 from closedform.stack.loop import Checkpoint, Stop, Trainable, train
 from closedform.stack.models import Candidate
+from closedform.stack.states import optimizer_state, restore_optimizer
 
 from . import stack_cases
 from .helpers import relative
@@ -258,6 +259,28 @@ def refused(path, match, name="run 1"):
     assert training.t == 0
     train(training, checkpoint=Checkpoint(path, name, or_anew=True))
     assert (training.sum, training.marked) == (55, [3, 6, 9, 10])
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, momentum=0.9), torch.optim.AdamW])
+def test_an_optimizers_memory_comes_back_in_the_order_of_its_parameters(make, tmp_path):
+    """torch's fused steps on a GPU refuse another."""
+
+    def stepped():
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = make(net.parameters())
+        net(torch.randn(2, 3, 8, 8)).square().mean().backward()
+        optimizer.step()
+        return net, optimizer
+
+    (net, first), (_, second) = stepped(), stepped()
+    archive.write(tmp_path / "state", {}, optimizer_state(first))
+    restore_optimizer(second, archive.read(tmp_path / "state")[1])
+    kept = optimizer_state(second)
+    for key, tensor in optimizer_state(first).items():
+        assert torch.equal(kept[key], tensor)
+        assert kept[key].stride() == tensor.stride()
+    assert any(tensor.stride() == net.weight.stride() for tensor in kept.values())
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

@@ -39,11 +39,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_state`. The rates stay as they are: captured steps and schedules read those tensors."""
+    """The inverse of `optimizer_state`. The rates stay as they are: captured steps and schedules read those tensors.
+
+    An archive keeps no order of the numbers in memory, and torch's fused steps want that of the parameter (`channels_last`).
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     memory: dict[int, dict[str, Tensor]] = {}
     for key, tensor in state.items():
         index, _, name = key.partition(".")
-        memory.setdefault(int(index), {})[name] = tensor
+        like = parameters[int(index)]
+        memory.setdefault(int(index), {})[name] = (
+            torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if tensor.shape == like.shape else tensor
+        )
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict(optimizer.state_dict() | {"state": memory})
     for group, rate in zip(optimizer.param_groups, rates):
