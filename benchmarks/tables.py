@@ -56,6 +56,30 @@ def step_overhead() -> str:
     )
 
 
+def _step_cells(row: dict, ours: str, other: str) -> list[str]:
+    """Captured milliseconds of both steps and their ratio, and the ratio of the eager ones."""
+    times = [f"{row['captured'][side]['median_ms']:.2f}" for side in (ours, other)]
+    return [*times, f"{row['captured_ratio']:.3f}", f"{row['eager_ratio']:.3f}"]
+
+
+def step_overhead_nfnet() -> str:
+    """A step of the NFNet with each solved layer over one with learned cross-entropy."""
+    body = [
+        [row["method"], *_step_cells(row, row["method"], "cross-entropy")] for row in _rows("step_overhead_nfnet-cuda")
+    ]
+    return _markdown(["method", "captured, ms", "cross-entropy, ms", "ratio", "ratio, eager"], body)
+
+
+def step_overhead_default() -> str:
+    """A step with the default layer over one with a learned layer and the same loss."""
+    nets = {"resnet18": "ResNet-18, cross-entropy, d = 512", "mlp": "MLP of QM9, squared loss, d = 256"}
+    body = [
+        [nets[row["net"]], str(row["batch"]), *_step_cells(row, "default", "learned")]
+        for row in _rows("step_overhead_default-cuda")
+    ]
+    return _markdown(["net", "batch", "default, captured, ms", "learned, ms", "ratio", "ratio, eager"], body)
+
+
 def communication() -> str:
     """Numbers exchanged by one solve of two processes, and in brackets the KiB that each of them sent; the rule's choice is
     in bold."""
