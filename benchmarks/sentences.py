@@ -17,7 +17,10 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(
@@ -303,8 +306,9 @@ def _zeros() -> dict[str, dict[str, float]]:
 
 
 def _images() -> dict[str, Any]:
-    """On CIFAR-100 under SGD: the `short` runs at their best settings; the `lead` over learned cross-entropy in points of
-    accuracy, of the means and by seed; and the `readings` of the paper's table of probabilities."""
+    """On CIFAR-100: the `short` runs at their best settings, and `tried`, all of them. Under SGD, at the chosen settings:
+    the `lead` over learned cross-entropy in points of accuracy, of the means and by seed; the loss in training at the end
+    (`train`); and the `readings` of the paper's table of probabilities."""
     from closedform.paper.experiments import cifar100_report, confidence
     from closedform.paper.sweeps import results
 
@@ -324,7 +328,28 @@ def _images() -> dict[str, Any]:
             for size, row in cifar100_report.confidence(table, "sgd", f"{part}_{reading}").items():
                 for method, value in row.items():
                     readings.setdefault(str(size), {}).setdefault(_key(method), {})[f"{part}_{reading}"] = value
-    return {"short": _experiment("cifar100", where={"study": ["settings"]}), "lead": lead, "readings": readings}
+    loss: dict[str, Any] = {}
+    ends = results.finished(rows, ["batch_size", "method"], select="validation", metric="train")
+    for (size, method), end in ends.groupby(["batch_size", "method"])["final"].mean().items():
+        loss.setdefault(str(size), {})[_key(method)] = end
+    short = {"short": _experiment("cifar100", where={"study": ["settings"]}), "tried": _tried(table)}
+    return short | {"lead": lead, "train": loss, "readings": readings}
+
+
+def _tried(table: pd.DataFrame) -> dict[str, Any]:
+    """Accuracy and loss in training of every short run on CIFAR-100 by optimizer, batch size, method, rate and, where there
+    is one, the other setting."""
+    from closedform.paper.experiments import cifar100_report
+
+    found: dict[str, Any] = {}
+    short = table[table["study"] == "settings"].sort_values("step")
+    keys = ["optimizer", "batch_size", "method", *cifar100_report.SETTINGS]
+    for (*cell, rate, lam, beta, ratio, forget), run in short.groupby(keys, dropna=False):
+        place = found
+        for word in (*cell, float(rate), *(value for value in (lam, beta, ratio, forget) if value == value)):
+            place = place.setdefault(_key(word), {})
+        place |= {"test": run["test"].iloc[-1], "train": run["train"].iloc[-1]}
+    return found
 
 
 def _imagenet() -> dict[str, Any]:

@@ -931,7 +931,8 @@ if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
         shared_memory, fno_peer, sweep_throughput, accuracies, short_runs, settings, confidence, readings, generalized,
-        solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
+        solve_time, step_overhead, step_overhead_nfnet, step_overhead_default, memory,
+        communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
