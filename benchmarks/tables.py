@@ -244,7 +244,8 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
             text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
             text += f" ± {100 * entry.half_width:.1f}" if entry.seeds > 1 else ""
             tried = len(_tried(table, spec, name, method.key).drop_duplicates([*spec.settings]))
-            cells.append((f"**{text}**" if entry.best else text) + f" ({bracket(entry, tried)})")
+            ahead = entry.best and len(facet.entries) > 1
+            cells.append((f"**{text}**" if ahead else text) + f" ({bracket(entry, tried)})")
         if any(cells):
             body.append([f"{method.label} †" if method.ours else method.label, *cells])
     return _markdown(["method", *head], body)
