@@ -7,7 +7,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import filters, route
-from closedform.solver.auto import SHARPNESS, SHORTEST_BOUNDED
+from closedform.solver.auto import BOUNDED_BATCHES, BOUNDED_ROWS, SHARPNESS
 
 from .helpers import matrix, problem, relative
 
@@ -147,10 +147,27 @@ def test_other_losses_go_down(loss):
 
 
 def test_memories_of_few_batches_are_for_the_squared_loss():
-    like = torch.zeros((), dtype=torch.float64)
-    gamma, hold = cf.Auto()._forgetting(False, like)
-    assert float(gamma[hold == 0].min()) == SHORTEST_BOUNDED
-    assert float(cf.Auto()._forgetting(True, like)[0].min()) == 0.5
+    """Nor of few rows: a memory has 100 rows a feature or 100 batches, if nothing holds it."""
+    like = torch.zeros(3, 50, dtype=torch.float64)
+
+    def shortest(rows):
+        gamma, hold = cf.Auto()._forgetting(rows, like)
+        assert gamma[hold > 0].tolist() == [0.9, 0.99]
+        return float(gamma[hold == 0].min())
+
+    assert shortest(None) == 0.5
+    assert shortest(8) == shortest(50) == pytest.approx(1 - 1 / BOUNDED_BATCHES)
+    assert shortest(500) == pytest.approx(0.9)
+    assert shortest(5000) == 0.5
+    assert BOUNDED_ROWS * 50 == 5000
+
+
+def test_the_choice_names_the_forgetting_in_use():
+    head = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
+    assert head.memory_.forget.tolist() == pytest.approx(list(cf.Auto().forget))
+    head.solve(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert head.memory_.forget[:2].tolist() == pytest.approx([0.988, 0.988])
+    assert head.memory_.length > 10
 
 
 @pytest.mark.parametrize("n", [4, 30])

@@ -27,14 +27,17 @@ from .rules import Memory, Rule, Source, Step, majorise
 from .systems import ClassRows, System
 
 SHARPNESS = 64.0
-SHORTEST_BOUNDED = 0.99  # forgetting, for losses other than the squared one
+# For losses other than the squared one: no memory, unless it is held, is shorter than so many batches, or than one that has
+# so many rows a feature, whichever is the shorter.
+BOUNDED_BATCHES = 100
+BOUNDED_ROWS = 100
 KEPT = 256  # steps of which the weights are remembered
 
 
 class MemoryChoice(NamedTuple):
     """What `Auto` has chosen, see `ClosedFormLinear.memory_`. Every tensor has one value a memory."""
 
-    forget: Tensor  # the forgetting factor; for proximal memories 1 - 1 / (1 + ratio), which is about theirs
+    forget: Tensor  # the forgetting factor at the last step; for proximal memories 1 - 1 / (1 + ratio), about theirs
     weight: Tensor  # in the present layer
     share: Tensor  # its mean weight over all steps
     error: Tensor  # discounted mean error of its predictions
@@ -99,6 +102,7 @@ class Auto(Rule):
                 "information": torch.zeros(K, features, features, **kind),
                 "prior": torch.zeros(features, **kind),
                 "noise": torch.zeros(K, outputs, **kind),
+                "forget": torch.tensor(self.forget, **kind),
             }
         return memory
 
@@ -113,7 +117,7 @@ class Auto(Rule):
         if isinstance(system, ClassRows):
             solve = self._by_class
         elif filtered:
-            gamma, hold = self._forgetting(batch.squared, W)
+            gamma, hold = self._forgetting(None if batch.squared else batch.total, W)
             units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
@@ -129,7 +133,7 @@ class Auto(Rule):
                 first,
                 held,
             )
-            new |= {"information": matrix, "prior": prior}
+            new |= {"information": matrix, "prior": prior, "forget": gamma}
         else:
             solve = linalg.path(system, lambdas.units(system), _constant(self.ratios, W))
         solution = solve(system)
@@ -158,12 +162,14 @@ class Auto(Rule):
                 new[name] = guard.chosen(sound, new[name], memory[name])
         return Step(mixed, new, sound.any() & (error - error == 0).any())
 
-    def _forgetting(self, squared: bool, like: Tensor) -> tuple[Tensor, Tensor]:
-        """gamma and hold of every filter. A loss that is bounded by a quadratic at each batch has no use for memories of few
-        batches that nothing holds: rows that come again in the next epoch flatter them."""
-        shortest = 0.0 if squared else SHORTEST_BOUNDED
-        gamma = [max(g, shortest) if h == 0 else g for g, h in zip(self.forget, self.hold)]
-        return _constant(tuple(gamma), like), _constant(self.hold, like)
+    def _forgetting(self, rows: int | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """gamma and hold of every filter. A loss that is bounded by a quadratic at each batch (`rows` in it) has no use for
+        memories of few rows that nothing holds: rows that come again in the next epoch flatter them."""
+        gamma, hold = _constant(self.forget, like), _constant(self.hold, like)
+        if rows is None:
+            return gamma, hold
+        shortest = 1 - max(1 / BOUNDED_BATCHES, min(1.0, rows / (BOUNDED_ROWS * like.shape[-1])))
+        return torch.where(hold > 0, gamma, gamma.clamp(min=shortest)), hold
 
     def _by_class(self, system: System) -> Solved:
         """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one."""
@@ -189,7 +195,7 @@ class Auto(Rule):
         """What has been chosen so far."""
         device, dtype = memory["weights"].device, memory["weights"].dtype
         if self.filtered(features):
-            forget = torch.tensor(self.forget, device=device, dtype=dtype)
+            forget = memory["forget"]
         else:
             ratios = torch.tensor(self.ratios, device=device, dtype=dtype)
             forget = ratios / (1 + ratios)
