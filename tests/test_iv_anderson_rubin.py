@@ -82,6 +82,12 @@ def test_which_instruments_span_the_space_does_not_matter():
     assert ends(X, y, np.column_stack([mixed, mixed[:, 0]]), W, 0.9) == pytest.approx(ends(X, y, Z, W, 0.9))
 
 
+def test_units_do_not_matter():
+    X, y, Z, W = drawn(300, 8, 60.0, [8, 7])
+    low, high = ends(X, y, Z, W, 0.9)
+    assert ends(1e6 * X, 1e-3 * y, 1e4 * Z, W, 0.9) == pytest.approx((1e-9 * low, 1e-9 * high), rel=1e-6, abs=0)
+
+
 def test_errors_that_the_treatment_explains_are_no_part_of_the_set():
     """At a slope of 5 the instruments explain all of y - x t: rounding must not pass for a large variance."""
     rng = np.random.default_rng(0)
