@@ -17,7 +17,10 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(
@@ -31,7 +34,14 @@ AIMS = {"captured": 1.02, "eager": 1.05}
 def all_of_them() -> dict[str, Any]:
     return {
         "qm9": _experiment("qm9") | {"lam": _lambda(), "algorithm2": _algorithms(), "zeros": _zeros()},
-        "fno": _experiment("fno") | {"seeds": _by_seed(), "paper": _by_the_end(), "sooner": _sooner()},
+        "fno": _experiment("fno")
+        | {
+            "seeds": _by_seed(),
+            "paper": _by_the_end(),
+            "sooner": _sooner(),
+            "train": _on_batches(),
+            "rate": _by_rate(),
+        },
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
         "equations": _equations(),
@@ -174,20 +184,48 @@ def _by_seed() -> dict[str, Any]:
 
 
 def _by_the_end() -> dict[str, dict[str, dict[str, float]]]:
-    """The first seed alone, whose twelve settings a method were all run: errors on Burgers' equation where the setting is
-    chosen after the last step and measured there, as in the paper."""
+    """The first seed alone, with which every setting was run: errors on Burgers' equation where the setting is chosen after
+    the last step and measured there, as in the paper."""
     final = _burgers(seed=0, at_end=True).final
     return {o: {str(size): row for size, row in sizes.items()} for o, sizes in final.items()}
+
+
+def _on_batches() -> dict[str, Any]:
+    """Errors on Burgers' equation at the chosen settings on the batches of training, over the last fifth of it."""
+    from closedform.paper.sweeps import results
+
+    found: dict[str, Any] = {}
+    for (optimizer, size, method), rows in _burgers().rows.items():
+        late = rows.loc[rows["step"] > (1 - results.LAST) * rows["step"].max(), "train"]
+        found.setdefault(optimizer, {}).setdefault(str(size), {})[method] = float(late.mean())
+    return found
+
+
+def _by_rate() -> dict[str, Any]:
+    """Errors on Burgers' equation with the first seed at each learning rate, at the best value of the other setting."""
+    from closedform.paper.experiments import fno
+    from closedform.paper.sweeps import results
+
+    table = results.load(ROOT / "results" / "fno")
+    cell = ["optimizer", "batch_size", "method", "lr"]
+    others = [name for name in fno.SETTINGS if name != "lr"]
+    first = table[table["seed"] == 0]
+    runs = results.finished(first, [*cell, *others], select="validation", metric="test", late=True)
+    found: dict[str, Any] = {}
+    for row in results.best(runs, cell, others, failed=fno.FAILED).to_dict("records"):
+        of_size = found.setdefault(row["optimizer"], {}).setdefault(str(row["batch_size"]), {})
+        of_size.setdefault(row["method"], {})[_key(float(row["lr"]))] = row["final"]
+    return found
 
 
 def _sooner() -> dict[str, Any]:
     """How many times fewer steps than l2 on Burgers' equation, by the mean over the seeds (`all`) and by each seed."""
     found: dict[str, Any] = {}
+    errors = _burgers()
     for name, seed in {"all": None, **{str(seed): seed for seed in range(3)}}.items():
-        errors = _burgers(seed=seed)
         for optimizer in errors.optimizers:
             for method in ("ridge", "proximal", "kalman"):
-                times = {str(size): one.times for size, one in errors.sooner(optimizer, method).items()}
+                times = {str(size): one.times for size, one in errors.sooner(optimizer, method, seed).items()}
                 found.setdefault(name, {}).setdefault(optimizer, {})[method] = times
     return found
 
@@ -268,8 +306,9 @@ def _zeros() -> dict[str, dict[str, float]]:
 
 
 def _images() -> dict[str, Any]:
-    """On CIFAR-100 under SGD: the `short` runs at their best settings; the `lead` over learned cross-entropy in points of
-    accuracy, of the means and by seed; and the `readings` of the paper's table of probabilities."""
+    """On CIFAR-100: the `short` runs at their best settings, and `tried`, all of them. Under SGD, at the chosen settings:
+    the `lead` over learned cross-entropy in points of accuracy, of the means and by seed; the loss in training at the end
+    (`train`); and the `readings` of the paper's table of probabilities."""
     from closedform.paper.experiments import cifar100_report, confidence
     from closedform.paper.sweeps import results
 
@@ -289,7 +328,28 @@ def _images() -> dict[str, Any]:
             for size, row in cifar100_report.confidence(table, "sgd", f"{part}_{reading}").items():
                 for method, value in row.items():
                     readings.setdefault(str(size), {}).setdefault(_key(method), {})[f"{part}_{reading}"] = value
-    return {"short": _experiment("cifar100", where={"study": ["settings"]}), "lead": lead, "readings": readings}
+    loss: dict[str, Any] = {}
+    ends = results.finished(rows, ["batch_size", "method"], select="validation", metric="train")
+    for (size, method), end in ends.groupby(["batch_size", "method"])["final"].mean().items():
+        loss.setdefault(str(size), {})[_key(method)] = end
+    short = {"short": _experiment("cifar100", where={"study": ["settings"]}), "tried": _tried(table)}
+    return short | {"lead": lead, "train": loss, "readings": readings}
+
+
+def _tried(table: pd.DataFrame) -> dict[str, Any]:
+    """Accuracy and loss in training of every short run on CIFAR-100 by optimizer, batch size, method, rate and, where there
+    is one, the other setting."""
+    from closedform.paper.experiments import cifar100_report
+
+    found: dict[str, Any] = {}
+    short = table[table["study"] == "settings"].sort_values("step")
+    keys = ["optimizer", "batch_size", "method", *cifar100_report.SETTINGS]
+    for (*cell, rate, lam, beta, ratio, forget), run in short.groupby(keys, dropna=False):
+        place = found
+        for word in (*cell, float(rate), *(value for value in (lam, beta, ratio, forget) if value == value)):
+            place = place.setdefault(_key(word), {})
+        place |= {"test": run["test"].iloc[-1], "train": run["train"].iloc[-1]}
+    return found
 
 
 def _imagenet() -> dict[str, Any]:
@@ -328,6 +388,13 @@ def _step() -> dict[str, Any]:
     for row in rows:
         here = found.setdefault(row["net"], {}).setdefault(str(row["batch"]), {})
         here[str(row["d"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS} | {"paper": row["paper"]}
+    for row in _rows("step_overhead_nfnet-cuda"):
+        found.setdefault("nfnet", {})[_key(row["method"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS}
+    for row in _rows("step_overhead_default-cuda"):
+        here = found.setdefault("default", {}).setdefault(row["net"], {})
+        here[str(row["batch"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS} | {
+            f"{kind}_adds": row[kind]["default"]["median_ms"] - row[kind]["learned"]["median_ms"] for kind in AIMS
+        }
     return found
 
 

@@ -56,6 +56,30 @@ def step_overhead() -> str:
     )
 
 
+def _step_cells(row: dict, ours: str, other: str) -> list[str]:
+    """Captured milliseconds of both steps and their ratio, and the ratio of the eager ones."""
+    times = [f"{row['captured'][side]['median_ms']:.2f}" for side in (ours, other)]
+    return [*times, f"{row['captured_ratio']:.3f}", f"{row['eager_ratio']:.3f}"]
+
+
+def step_overhead_nfnet() -> str:
+    """A step of the NFNet with each solved layer over one with learned cross-entropy."""
+    body = [
+        [row["method"], *_step_cells(row, row["method"], "cross-entropy")] for row in _rows("step_overhead_nfnet-cuda")
+    ]
+    return _markdown(["method", "captured, ms", "cross-entropy, ms", "ratio", "ratio, eager"], body)
+
+
+def step_overhead_default() -> str:
+    """A step with the default layer over one with a learned layer and the same loss."""
+    nets = {"resnet18": "ResNet-18, cross-entropy, d = 512", "mlp": "MLP of QM9, squared loss, d = 256"}
+    body = [
+        [nets[row["net"]], str(row["batch"]), *_step_cells(row, "default", "learned")]
+        for row in _rows("step_overhead_default-cuda")
+    ]
+    return _markdown(["net", "batch", "default, captured, ms", "learned, ms", "ratio", "ratio, eager"], body)
+
+
 def communication() -> str:
     """Numbers exchanged by one solve of two processes, and in brackets the KiB that each of them sent; the rule's choice is
     in bold."""
@@ -220,7 +244,8 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
             text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
             text += f" ± {100 * entry.half_width:.1f}" if entry.seeds > 1 else ""
             tried = len(_tried(table, spec, name, method.key).drop_duplicates([*spec.settings]))
-            cells.append((f"**{text}**" if entry.best else text) + f" ({bracket(entry, tried)})")
+            ahead = entry.best and len(facet.entries) > 1
+            cells.append((f"**{text}**" if ahead else text) + f" ({bracket(entry, tried)})")
         if any(cells):
             body.append([f"{method.label} †" if method.ours else method.label, *cells])
     return _markdown(["method", *head], body)
@@ -911,7 +936,8 @@ if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
         shared_memory, fno_peer, sweep_throughput, accuracies, short_runs, settings, confidence, readings, generalized,
-        solve_time, step_overhead, memory, communication, communication_step, diagnose_overhead,
+        solve_time, step_overhead, step_overhead_nfnet, step_overhead_default, memory,
+        communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,

@@ -37,7 +37,7 @@ def test_numbers_in_sentences_are_the_committed_results(page):
     assert [wrong for mark in marks if (wrong := sentences().check(mark))] == []
 
 
-@pytest.mark.parametrize("page", ["fno", "differential", "classification"])
+@pytest.mark.parametrize("page", ["fno", "differential", "classification", "performance"])
 def test_a_page_is_what_the_committed_results_make_of_it(page, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     rebuild = load("benchmarks/rebuild.py")

@@ -319,6 +319,19 @@ def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
     assert f"Of {len(cells)} comparisons in the table {bold} are bold" in page
 
 
+def test_a_seed_is_sooner_at_the_settings_that_all_seeds_have_chosen():
+    first = table(as_claimed(), slow=("l2",))
+    second = table(as_claimed(), slow=("l2", "proximal")).assign(seed=1)
+    halved = {key: error / 2 for key, error in as_claimed().items()}
+    beyond = [  # better with the second seed alone
+        table(as_claimed()).assign(lr=7.0, validation=1e-2, test=1e-2),
+        table(halved, slow=("l2",)).assign(lr=7.0, seed=1),
+    ]
+    errors = claims_fno.BurgersErrors(pd.concat([first, second, *beyond], ignore_index=True))
+    assert {r.times for r in errors.sooner("sgd", "proximal", 0).values()} == {9 / 2}
+    assert {r.times for r in errors.sooner("sgd", "proximal", 1).values()} == {1.0}
+
+
 def test_l2_is_no_sooner_than_itself(tmp_path):
     for folder in (ROOT / "results" / "fno", ROOT / "results" / "fno_small"):
         errors = claims_fno.BurgersErrors(results.load(folder))

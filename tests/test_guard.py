@@ -204,3 +204,24 @@ def test_a_batch_that_is_not_finite_is_rejected_where_nobody_can_look(rule, wher
     layer.solve(phi, y)
     (phi if where == "phi" else y)[1] = float("nan")
     rejects(layer, lambda: layer._take(Batch(phi, y, bias=True)))
+
+
+@rules
+def test_without_a_look_at_numbers_the_same_is_written(name, monkeypatch):
+    """As on a device, where the host never looks; with a batch among them that some rules reject."""
+    overflow = next(iter(OVERFLOWS.values()))
+    d = overflow.phi.shape[1]
+    g = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(5, d, generator=g), torch.randn(5, overflow.y.shape[1], generator=g)) for _ in range(3)]
+    states = []
+    for looks in (True, False):
+        layer = layer_for(overflow, name)
+        with monkeypatch.context() as patched:
+            if not looks:
+                patched.setattr(guard.route, "may_branch", lambda tensor: False)
+            for phi, y in (*batches, (overflow.phi, overflow.y), batches[0]):
+                layer.solve(phi, y)
+        states.append(layer.state_dict())
+    assert int(states[0]["attempts"]) == 5
+    for key, tensor in states[0].items():
+        torch.testing.assert_close(states[1][key], tensor, rtol=1e-6, atol=1e-12)

@@ -104,16 +104,20 @@ class Auto(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
-        system = batch.system(layers)
-        error = batch.errors(layers, system)
+        stated = system = batch.system(layers)
+        filtered = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows)
+        if filtered:
+            system = system.moments()
+        error = batch.errors(layers, system if batch.squared else stated)
         new: Memory = {}
         if isinstance(system, ClassRows):
             solve = self._by_class
-        elif self.filtered(W.shape[-1]):
+        elif filtered:
             gamma, hold = self._forgetting(batch.squared, W)
+            units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
-            prior = torch.where(first, lambdas.relative().of(system, step), memory["prior"])
-            held = (hold * (1 - gamma)).unsqueeze(-1) * lambdas.units(system) if any(self.hold) else None
+            prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
+            held = (hold * (1 - gamma)).unsqueeze(-1) * units if any(self.hold) else None
             matrix, solve = filters.absorb(
                 "information",
                 memory["information"],
@@ -132,7 +136,7 @@ class Auto(Rule):
         if "information" in new:
             new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
-            solution = majorise(batch, layers, system, solve, solution, batch.inner_steps - 1)
+            solution = majorise(batch, layers, stated, solve, solution, batch.inner_steps - 1)
         moved = layers + solution.update
         total = moved.sum((-2, -1))
         sound = solution.ok & (total - total == 0)

@@ -180,15 +180,12 @@ def _information(A: Tensor, added: Tensor, system: System) -> Absorbed:
         of_classes = lambda rows: Solved(class_systems.factored(rows, L / scale[:, None]), ok)  # noqa: E731
         return Absorbed(A + _class_mean(system) * G, of_classes)
     A = A.add_(system.moments().G)
-    diagonal = A.diagonal(dim1=-2, dim2=-1)
-    diagonal += added
-    scale = diagonal.rsqrt()
-    down = scale.unsqueeze(-1)
-    solve = linalg.shifted_(down * A * scale.unsqueeze(-2), 0.0)
+    A.diagonal(dim1=-2, dim2=-1).add_(added)
+    solve = linalg.shifted_(A.clone(), 0.0)  # a factor does not mind the features' scales
 
     def solved(other: System) -> Solved:
-        dW, ok = solve(down * other.C)
-        return Solved((down * dW).mT, ok)
+        dW, ok = solve(other.C)
+        return Solved(dW.mT, ok)
 
     return Absorbed(A, solved)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _PART = 1 << 22  # numbers that are added up at a time
+_SMALL = 1 << 15  # numbers of a tensor whose sum takes no longer than its launch
 
 
 class Layer(NamedTuple):
@@ -76,7 +77,7 @@ def accept_(
     write(chosen(take, W, stored()))
     for name, tensor in new.memory.items():
         otherwise = memory[name] if new.reset is None or name not in new.reset else new.reset[name]
-        memory[name].copy_(chosen(take, tensor, otherwise))
+        _write(memory[name], take, tensor, otherwise)
     layer.step.add_(take)
     layer.attempts.add_(1)
 
@@ -109,9 +110,18 @@ def accepted(ok: Tensor, W: Tensor, memory: Mapping[str, Tensor], stored: torch.
     W: the new layers `(..., o, D)`; `stored` is the dtype in which they are kept, where a number may overflow.
     """
     total = _sum(W.to(stored), ok.ndim)
-    for tensor in memory.values():
+    for tensor in _joined(list(memory.values()), ok.ndim):
         total = total + _sum(tensor, ok.ndim)
     return ok & (total - total == 0)  # what is not finite, minus itself, is NaN
+
+
+def _joined(tensors: list[Tensor], models: int) -> list[Tensor]:
+    """The small tensors as one: on a device every sum is a launch or two."""
+    small = [tensor for tensor in tensors if tensor.numel() <= _SMALL]
+    if len(small) < 2 or len({tensor.dtype for tensor in small}) > 1:
+        return tensors
+    large = [tensor for tensor in tensors if tensor.numel() > _SMALL]
+    return [torch.cat([tensor.flatten(models) for tensor in small], -1), *large]
 
 
 def _sum(tensor: Tensor, models: int) -> Tensor:
@@ -128,6 +138,19 @@ def _sum(tensor: Tensor, models: int) -> Tensor:
 
 def chosen(take: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The new tensor of the models whose solve counts, the old one of the others."""
-    if not take.ndim and route.may_branch(take):
-        return new if bool(take) else old  # no copy
-    return torch.where(take.reshape(take.shape + (1,) * (new.ndim - take.ndim)), new, old)
+    if route.may_branch(take) and (not take.ndim or bool(take.all())):
+        return new if bool(take.all()) else old  # no copy
+    return torch.where(_beside(take, new), new, old)
+
+
+def _write(to: Tensor, take: Tensor, new: Tensor, old: Tensor) -> None:
+    """Write what is chosen; on a device in one launch."""
+    if route.may_branch(take) or torch.compiler.is_compiling() or not to.dtype == new.dtype == old.dtype:
+        to.copy_(chosen(take, new, old))
+    else:
+        torch.where(_beside(take, new), new, old, out=to)
+
+
+def _beside(take: Tensor, tensor: Tensor) -> Tensor:
+    """The truth values of all models, to go with a tensor of theirs."""
+    return take.reshape(take.shape + (1,) * (tensor.ndim - take.ndim))

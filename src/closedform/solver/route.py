@@ -8,7 +8,7 @@
     a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
-    a factor or an elimination?      on CUDA an elimination, of stacks and of up to 160 rows         eliminated
+    a factor or an elimination?      on CUDA an elimination, of stacks and of up to 640 rows         eliminated
     how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
                                      or their outputs (block)
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
@@ -34,7 +34,7 @@ _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several m
 FEW = 128  # features up to which calls cost more than arithmetic
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
-ELIMINATED = 160  # rows of one system up to which CUDA's own factor is the slower
+ELIMINATED = 640  # rows of one system up to which CUDA's own factor is the slower (by 1.3 to 1.7 times on an H200)
 MANY_FEATURES = 1024  # above, `Auto` keeps no matrix for each of its memories
 
 Form = Literal["information", "covariance"]

@@ -7,8 +7,8 @@ Two rules give an error for each method:
 * *at the end*: the setting with the least validation error after the last step, and the test error on all points there. The
   paper chooses so; but one step is one draw of a curve that may have spikes, which the paper smooths for its figures.
 
-Where more seeds were run at the settings alone that the first ones had chosen, both rules have only those settings left, and
-the second is another measurement of the same models.
+Where some settings were run with more seeds than others (those that the first seed had chosen, and those beyond the end of a
+grid), both rules have only these left.
 
 A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
 soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
@@ -60,13 +60,13 @@ class BurgersErrors:
         runs = results.finished(measured, configuration, select="validation", metric=metric, late=not at_end)
         self.final: dict[str, dict[int, dict[str, float]]] = {}
         self.seeds: dict[tuple[str, int, str], dict[int, float]] = {}
-        self.curves: dict[tuple[str, int, str], pd.DataFrame] = {}
+        self.rows: dict[tuple[str, int, str], pd.DataFrame] = {}  # of the table, at the best settings
         for row in panels.each(results.best(runs, columns, experiment.SETTINGS, failed=experiment.FAILED)):
             optimizer, size, method = row["optimizer"], int(row["batch_size"]), row["method"]
             self.final.setdefault(optimizer, {}).setdefault(size, {})[method] = float(row["final"])
             own = results.rows_of(runs, row, configuration).sort_values("seed")
             self.seeds[optimizer, size, method] = dict(zip(map(int, own["seed"]), map(float, own["final"])))
-            self.curves[optimizer, size, method] = results.curve(results.rows_of(table, row, configuration), "test")
+            self.rows[optimizer, size, method] = results.rows_of(table, row, configuration)
 
     def ratios(self, optimizer: str, one: str, others: Sequence[str], sizes: Sequence[int]) -> dict[int, float]:
         """The error of `one` over the least of `others` by batch size, where all are there."""
@@ -76,14 +76,20 @@ class BurgersErrors:
             if size in sizes and {one, *others} <= set(row)
         }
 
-    def sooner(self, optimizer: str, method: str) -> dict[int, Sooner]:
+    def curve(self, optimizer: str, size: int, method: str, seed: int | None = None) -> pd.DataFrame:
+        """The test error along training at the best setting, its mean over the seeds or that of one seed."""
+        rows = self.rows[optimizer, size, method]
+        return results.curve(rows if seed is None else rows.loc[rows["seed"] == seed], "test")
+
+    def sooner(self, optimizer: str, method: str, seed: int | None = None) -> dict[int, Sooner]:
         """How many times fewer steps `method` takes to the error with which l2 ends (its mean over the last fifth), each
-        counted to the first measurement that is no larger."""
+        counted to the first measurement that is no larger; by the mean over the seeds, or by one seed at the same
+        settings."""
         by_size = {}
         for size in self.final[optimizer]:
-            if (optimizer, size, "l2") not in self.curves or (optimizer, size, method) not in self.curves:
+            if (optimizer, size, "l2") not in self.rows or (optimizer, size, method) not in self.rows:
                 continue
-            learned, own = self.curves[optimizer, size, "l2"], self.curves[optimizer, size, method]
+            learned, own = (self.curve(optimizer, size, one, seed) for one in ("l2", method))
             late = learned["step"] > (1 - results.LAST) * learned["step"].max()
             end = learned.loc[late, "mean"].mean()
             first, there = (curve.loc[curve["mean"] <= end, "step"] for curve in (learned, own))
