@@ -788,10 +788,12 @@ def iv_coverage() -> str:
     for row in _rows("iv_coverage-cpu"):
         shares = row["shares"]["line" if row["what"] == "line" else "estimator"]
         cells = [f"{100 * shares[level]:.0f}" for level in ("0.9", "0.95")]
-        plain = f"{100 * row['shares']['2SLS']['0.95']:.0f}" if row["what"] == "line" else ""
+        others = [row["shares"].get(name) for name in ("standard errors", "2SLS")]
+        plain = [f"{100 * other['0.95']:.0f}" if other else "" for other in others]
         what = "the line" if row["what"] == "line" else "`DFIVRegressor`"
         design = [str(row["instruments"]), str(row["F"]), str(row["controls"]), f"{row['n']:,}"]
-        body.append([what, *design, *cells, plain, f"{row['median']:.2f}", str(row["draws"])])
+        last = [f"{100 * row['unbounded']:.0f}", f"{row['median']:.2f}", str(row["draws"])]
+        body.append([what, *design, *cells, *plain, *last])
     head = [
         "instruments",
         "F",
@@ -799,7 +801,9 @@ def iv_coverage() -> str:
         "rows",
         "90 %",
         "95 %",
+        "95 % of standard errors",
         "95 % of two-stage least squares",
+        "no bounds at 95 %",
         "median",
         "draws",
     ]

@@ -4,7 +4,7 @@ Of a deep fit that was not bootstrapped the interval is asymptotic: the features
 is linear, with the covariance `(F^T F + ridge)^-1 F^T diag(e^2) F (F^T F + ridge)^-1` of its features F given the
 instruments and the residuals `e = y - f(X)` of its rows (White's). Members with exchanged halves have other rows of stage
 two, so that two of them count as independent, and more as two.
-That of a line is Anderson and Rubin's or from its standard errors (`closedform.iv.line`).
+That of a line is Anderson and Rubin's or from its standard errors (`closedform.iv.line.slope_interval`).
 """
 
 from __future__ import annotations
@@ -84,22 +84,24 @@ def average_effect(
     if hasattr(model, "replicates_"):
         return AverageEffect(*banded(estimate, model.replicates_, effect, level), "bootstrap")
     if model._linear:
-        return AverageEffect(estimate, *linear_ends(model, np.eye(p) * (by or 1.0), level), _kind(model))
+        return AverageEffect(estimate, *linear_ends(model, np.eye(p) * (by or 1.0), level))
     spread = _average_errors(model, X, controls, by) * normal(level)
     return AverageEffect(estimate, estimate - spread, estimate + spread, "asymptotic")
 
 
-def linear_ends(model: DFIVRegressor, changes: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of an interval of what each of the changes `(n, p)` of the treatments does, by a linear fit."""
+def linear_ends(model: DFIVRegressor, changes: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, str]:
+    """The ends of an interval of what each of the changes `(n, p)` of the treatments does, by a linear fit, and where they
+    are from."""
     p = model.n_features_in_
-    if hasattr(model, "_ratio"):
-        low, high = line.interval(model._ratio, normal(level))
+    if hasattr(model, "_moments"):
+        rest = model.summary_.degrees[1]
+        slope = line.slope_interval(float(model.coef_[0]), float(model.std_error_[0]), model._moments, rest, level)
         moved = changes[:, 0] != 0  # zero times infinity is no number
-        ends = [np.multiply(changes[:, 0], end, out=np.zeros(len(changes)), where=moved) for end in (low, high)]
-        return np.minimum(*ends), np.maximum(*ends)
+        ends = [np.multiply(changes[:, 0], end, out=np.zeros(len(changes)), where=moved) for end in slope[:2]]
+        return np.minimum(*ends), np.maximum(*ends), slope.kind
     spread = np.sqrt(np.einsum("ni,ij,nj->n", changes, model.covariance_[:p, :p], changes)) * normal(level)
     middle = changes @ model.coef_
-    return middle - spread, middle + spread
+    return middle - spread, middle + spread, "standard errors"
 
 
 def _all_at(at: np.ndarray, X: np.ndarray, names: list[str]) -> np.ndarray:
@@ -190,7 +192,7 @@ def plot_effect(model: DFIVRegressor, *, treatment: int, level: float | None, po
         band = *banded(estimate, model.replicates_, curve, level)[1:], "bootstrap"
     elif level is not None and model._linear:
         changes = np.outer(grid - grid.mean(), np.eye(X.shape[1])[treatment])
-        band = *linear_ends(model, changes, level), _kind(model)
+        band = linear_ends(model, changes, level)
     elif level is not None:
         spread = _errors(model, controls, weights) * normal(level)
         band = estimate - spread, estimate + spread, "asymptotic"
@@ -204,8 +206,3 @@ def plot_effect(model: DFIVRegressor, *, treatment: int, level: float | None, po
     axis.set(xlabel=model._names[treatment], ylabel="effect on the outcome, around its mean")
     axis.legend()
     return axis
-
-
-def _kind(model: DFIVRegressor) -> str:
-    """Where the interval of a linear fit is from."""
-    return "Anderson-Rubin" if hasattr(model, "_ratio") else "standard errors"

@@ -102,7 +102,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     _rows: list[Any]
     _sample: tuple[np.ndarray, np.ndarray | None]
     _covariances: list[torch.Tensor]
-    _ratio: np.ndarray
+    _moments: np.ndarray
     _drawn: np.ndarray
     _stage_one: np.ndarray
     _x: tuple[np.ndarray, np.ndarray]
@@ -152,7 +152,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         instruments for themselves, whether or not Z repeats them."""
         self._fit(X, y, Z, W, names(X), {"X": columns(X), "Z": columns(Z), "W": columns(W)})
         for sentence in self.summary_.warnings:
-            if "weak instruments" in sentence or "do not identify" in sentence:
+            if any(words in sentence for words in ("weak instruments", "do not identify", "contradict each other")):
                 warnings.warn(sentence, stacklevel=2)
         return self
 
@@ -175,7 +175,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)
         if self.summary_.treatments and self.n_features_in_ <= fitting.WIDE:
-            self.summary_.answer = answers(self.summary_, *self.average_effect(level=0.95), 0.95)
+            self.summary_.answer = answers(self.summary_, *self.average_effect(level=fitting.LEVEL), fitting.LEVEL)
         return self
 
     def _check_parameters(self) -> None:
@@ -240,7 +240,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
         if level is None:
             return change
         if self._linear and not hasattr(self, "replicates_"):
-            return change, *average.linear_ends(self, ends[1] - ends[0], level)
+            return change, *average.linear_ends(self, ends[1] - ends[0], level)[:2]
         return self._banded(change, lambda m: m.predict(ends[1], controls) - m.predict(ends[0], controls), level)
 
     def marginal_effect(self, X: Any, W: Any = None, *, level: float | None = None) -> Any:
@@ -254,7 +254,7 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
             return slopes
         mean = slopes.mean(0)
         if self._linear and not hasattr(self, "replicates_"):
-            return mean, *average.linear_ends(self, np.eye(self.n_features_in_), level)
+            return mean, *average.linear_ends(self, np.eye(self.n_features_in_), level)[:2]
         return self._banded(mean, lambda m: m._slopes(X, controls).mean(0), level)
 
     def _slopes(self, X: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
@@ -310,8 +310,8 @@ class DFIVRegressor(RegressorMixin, BaseEstimator):
     def average_effect(self, *, level: float = 0.95, at: Any = None, by: float | None = None) -> average.AverageEffect:
         """The effect of each treatment averaged over the rows of the fit: estimate, ends of an interval, and where that is
         from: "bootstrap" after `bootstrap`; "standard errors" of a linear fit; "Anderson-Rubin" of a line with a single
-        treatment and instrument, which holds however weak that is; "asymptotic" otherwise, which takes the learned
-        features for known.
+        treatment and one instrument or several weak ones, which holds however weak they are and may be the whole line, from
+        -inf to inf; "asymptotic" otherwise, which takes the learned features for known.
 
         at : a treatment that all rows are given, instead of their own.
         by : the change of the treatment; None is the slope, the effect of a unit.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .dfpv import DFPVRegressor
 
 SCALES = ("_x", "_z", "_y", "_w")  # attributes that are a mean and a scale
-LINEAR = ("coef_", "control_coef_", "covariance_", "std_error_", "_stage_one", "_ratio")  # arrays of a linear fit
+LINEAR = ("coef_", "control_coef_", "covariance_", "std_error_", "_stage_one", "_moments")  # arrays of a linear fit
 PLAIN = (
     "n_features_in_",
     "_controls",

@@ -47,9 +47,12 @@ def attributes(plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} must be positive")
     expected = set(shapes)
     if linear:
-        if "_ratio" in tensors:  # of a line with one treatment and one instrument
-            check_tensor(tensors, "_ratio", (5,), torch.float64)
-            expected.add("_ratio")
+        if "_moments" in tensors and p == 1:  # of one instrument, or of several weak ones
+            excluded, rest = plain["summary_"]["degrees"]
+            if min(excluded, rest) < 1:
+                raise ValueError(f"degrees of a line must be positive, got {excluded} and {rest}")
+            check_tensor(tensors, "_moments", (excluded, 2 + 3 * excluded), torch.float64)
+            expected.add("_moments")
         if type(plain["intercept_"]) is not float or not math.isfinite(plain["intercept_"]):
             raise ValueError(f"intercept_ must be a finite number, got {plain['intercept_']!r:.80}")
     else:

@@ -13,17 +13,26 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from ..arrays import moments, one_thread
-from . import Data, Split, average, choice, evaluation, line, linear
+from . import Data, Split, anderson_rubin, average, choice, evaluation, line, linear
 from .choice import Ridges, Trial
 from .inputs import Observations, Ticker, check_beyond, excluded, mark, scaled
 from .members import Design, Member
-from .summary import IDENTIFIED, Summary, deep_part, linear_part, warn_of_few_values, warn_of_unidentified
+from .summary import (
+    IDENTIFIED,
+    Summary,
+    deep_part,
+    linear_part,
+    warn_of_contradiction,
+    warn_of_few_values,
+    warn_of_unidentified,
+)
 
 if TYPE_CHECKING:
     from .dfiv import DFIVRegressor
 
 ROWS = 60  # below these the halves of a deep fit are too small to mean anything
 HELD = 5  # held-out rows, below which no choice can be made; and rows of a stage
+LEVEL = 0.95  # of the interval in the summary's first sentence
 WIDE = 50  # more treatments than these are pixels, about which a linear model has nothing to say
 
 
@@ -100,11 +109,14 @@ def _line_attributes(
     rows: Observations, summary: Summary, tried: list[Trial], stages: tuple[int, int, int]
 ) -> dict[str, Any]:
     """Of a fit that has taken the line, with the losses of all candidates."""
-    X, y, own, controls = rows
-    attributes = _linear_attributes(line.fitted(X, y, own, controls))
+    X, _, own, controls = rows
+    fit = line.fitted(*rows)
+    attributes = _linear_attributes(fit)
     exact = line.excess(X, own, controls) == 0
-    if exact and X.shape[1] == 1:
-        attributes["_ratio"] = line.ratio(X, y, own, controls)
+    if anderson_rubin.needed(X, own, controls, fit.first_stage):
+        attributes["_moments"] = anderson_rubin.moments(*rows)
+        if anderson_rubin.ends(attributes["_moments"], summary.degrees[1], LEVEL) is None:
+            warn_of_contradiction(summary, LEVEL)
     summary.used = f"line, {'two-stage least squares' if exact else 'jackknifed limited information'} on all rows"
     summary.tried, summary.stages = _named(tried), stages
     return attributes | {"summary_": summary}

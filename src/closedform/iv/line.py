@@ -1,23 +1,28 @@
 """The simplest candidate of `DFIVRegressor`: a straight line, fitted to all rows without a ridge.
 
-As many instruments as treatments: two-stage least squares. Of a single treatment the interval is Anderson and Rubin's, which
-holds however weak the instrument is, and is unbounded where the data do not say anything.
+As many instruments as treatments: two-stage least squares.
 
 More instruments than treatments: two-stage least squares would lean towards ordinary least squares, the more of them the
 further. So it is limited information with the own row of every sum left out, in Fuller's form (HFUL of Hausman, Newey,
 Woutersen, Chao and Swanson 2012), whose standard errors hold with many instruments and under heteroskedasticity.
+
+Of a single treatment with one instrument, or with several weak ones, the interval is Anderson and Rubin's
+(`closedform.iv.anderson_rubin`). It holds however weak they are, and is unbounded where the data do not say anything. Of
+several treatments it is from standard errors, which are too short with weak instruments.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import linear
+from . import anderson_rubin, linear
+from .effects import normal
 from .linear import TwoStage
 from .loop import Data
 
@@ -80,28 +85,24 @@ def jackknife(
     return back @ b, back @ inverse @ middle @ inverse.T @ back.T
 
 
-def ratio(X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-    """Of one treatment and one instrument: five numbers that Anderson and Rubin's interval is made of at any level."""
-    known = linear.with_ones(controls, len(X))
-    full = np.column_stack([Z, known])
-    z = linear.basis(linear.residual(known, Z))[:, 0]
-    leverage = np.square(linear.basis(full)).sum(1)
-    left = [linear.residual(full, part) / np.maximum(1 - leverage, 1e-8) for part in (y, X[:, 0])]
-    (u, v), w = left, np.square(z)
-    return np.array([z @ y, z @ X[:, 0], w @ (u * u), w @ (u * v), w @ (v * v)])
+class Interval(NamedTuple):
+    low: float
+    high: float
+    kind: str  # "Anderson-Rubin" or "standard errors"
 
 
-def interval(numbers: np.ndarray, deviations: float) -> tuple[float, float]:
-    """Where `(a - b t)^2 <= deviations^2 (c - 2 d t + e t^2)` for the numbers `a, b, c, d, e` of `ratio`. Where that is no
-    interval, but everything outside of one, it is the whole line."""
-    a, b, c, d, e = (float(number) for number in numbers)
-    s = deviations**2
-    square, half, rest = b * b - s * e, a * b - s * d, a * a - s * c  # square t^2 - 2 half t + rest <= 0
-    inside = half * half - square * rest
-    if square <= 0 or inside < 0:
-        return -math.inf, math.inf
-    root = math.sqrt(inside)
-    return (half - root) / square, (half + root) / square
+def slope_interval(slope: float, std_error: float, moments: np.ndarray | None, rest: int, level: float) -> Interval:
+    """Of the slope of a single treatment: Anderson and Rubin's, where there are its moments (`closedform.iv.anderson_rubin`)
+    with so many degrees of freedom left; else from the standard error. With several instruments the two together, so that
+    the estimate is inside; where no slope agrees with all instruments only the latter is left."""
+    spread = normal(level) * std_error
+    low, high = slope - spread, slope + spread
+    robust = None if moments is None else anderson_rubin.ends(moments, rest, level)
+    if moments is None or robust is None:
+        return Interval(low, high, "standard errors")
+    if len(moments) > 1:
+        robust = min(low, robust[0]), max(high, robust[1])
+    return Interval(*robust, "Anderson-Rubin")
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,16 @@ def basis(A: np.ndarray) -> np.ndarray:
     return U[:, S > RANK * S[0]]
 
 
+def leverage(A: np.ndarray) -> np.ndarray:
+    """How far the prediction of each row by a regression on A follows the row itself, from 0 to 1."""
+    return np.square(basis(A)).sum(1)
+
+
+def left_out_residual(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What a regression of `b (n,)` on A leaves of each row when that row is left out (the residuals of HC3)."""
+    return residual(A, b) / np.maximum(1 - leverage(A), 1e-8)
+
+
 def two_stage(
     X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarray | None = None, *, robust: bool = True
 ) -> TwoStage:
@@ -220,7 +230,9 @@ def anderson_rubin(
     target = y - X @ np.broadcast_to(b0, (X.shape[1],))
     q, rest = rank(full) - rank(known), n - rank(full)
     if robust:
-        F = _wald(Z - _project(known, Z), target, full) / max(q, 1)
+        U = basis(Z - _project(known, Z))  # the statistic does not depend on which basis
+        left = left_out_residual(full, target)
+        F = wald(U.T @ target, U.T @ (np.square(left)[:, None] * U)) / max(q, 1)
         return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
     restricted = float(np.square(target - _project(known, target)).sum())
     unrestricted = float(np.square(target - _project(full, target)).sum())
@@ -228,17 +240,25 @@ def anderson_rubin(
     return AndersonRubin(F, (q, rest), f_tail(F, q, rest))
 
 
-def _wald(Z: np.ndarray, target: np.ndarray, full: np.ndarray) -> float:
-    """`b^T V^-1 b` of the coefficients of instruments Z that the controls are taken out of, in an orthonormal basis of
-    them: it does not depend on which. Residuals are those of `full`, over one minus their leverage."""
-    U = basis(Z)
-    leverage = np.square(basis(full)).sum(1)
-    left = residual(full, target) / np.maximum(1 - leverage, 1e-8)
-    b = U.T @ target
-    V = U.T @ (np.square(left)[:, None] * U)
+def wald(b: np.ndarray, V: np.ndarray) -> float:
+    """`b^T V^-1 b`; infinite where V is singular, unless b is zero."""
     if not np.isfinite(V).all() or np.linalg.matrix_rank(V) < len(V):
         return math.inf if np.abs(b).max() > 0 else 0.0
     return float(b @ np.linalg.solve(V, b))
+
+
+def f_quantile(level: float, a: int, b: int) -> float:
+    """The value that `F_{a,b}` is below with the probability `level`, by bisection of `f_tail`.
+
+    >>> round(f_quantile(0.95, 1, 100), 3), round(f_quantile(0.9, 5, 1_000_000), 3)
+    (3.936, 1.847)
+    """
+    low, high = 0.0, 1.0
+    while f_tail(high, a, b) > 1 - level:
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if f_tail(middle, a, b) > 1 - level else (low, middle)
+    return high
 
 
 def f_tail(F: float, a: int, b: int) -> float:

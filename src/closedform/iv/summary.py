@@ -152,10 +152,11 @@ def linear_part(X: np.ndarray, y: np.ndarray, Z: np.ndarray, controls: np.ndarra
             "a linear model is hardly identified."
         )
     if first.F < linear.WEAK:
+        short = "its interval is" if X.shape[1] == 1 else "intervals from standard errors are"
         summary.warnings.append(
             f"weak instruments: the first-stage F is {first.F:.1f}, below {linear.WEAK:g}. Two-stage least squares leans "
-            "towards ordinary least squares, and intervals from standard errors are too short; the Anderson-Rubin test "
-            "still holds, and so does an interval made of it."
+            f"towards ordinary least squares, and {short} too short; the Anderson-Rubin test still holds, and so does an "
+            "interval made of it."
         )
     if coefficients is None:
         summary.warnings.append(
@@ -247,6 +248,14 @@ def warn_of_unidentified(summary: Summary, deep: Summary) -> None:
     )
 
 
+def warn_of_contradiction(summary: Summary, level: float) -> None:
+    """That the set which Anderson and Rubin's interval should hold is empty."""
+    summary.warnings.append(
+        f"the instruments contradict each other: at {level:.0%} the Anderson-Rubin test rejects every slope, so some of "
+        "them are not valid or the effect is not a line. The interval is from standard errors, and may be far too short."
+    )
+
+
 def warn_of_few_values(summary: Summary, values: int) -> None:
     """Notes the number of different instruments, with a warning where there are few."""
     summary.values = values
@@ -269,8 +278,9 @@ def answers(
         linear_ones = f"ordinary least squares says {summary.ordinary[k]:.4g}"
         if summary.two_stage is not None:
             linear_ones = f"two-stage least squares says {summary.two_stage[k]:.4g} and {linear_ones}"
+        unbounded = "" if math.isfinite(high[k] - low[k]) else ": the instruments are too weak to bound the effect"
         sentences.append(
             f"One unit more of {name} changes the outcome by {estimate[k]:.4g} on average ({level:.0%} interval "
-            f"{low[k]:.4g} to {high[k]:.4g}, {interval}); {linear_ones}."
+            f"{low[k]:.4g} to {high[k]:.4g}, {interval}{unbounded}); {linear_ones}."
         )
     return sentences

@@ -184,7 +184,7 @@ def _intervals(rows: list[dict], path: Path) -> Path:
             axis.plot([at - 0.4, at + 0.4], [value, value], color="black", linewidth=1.5, label=None if at else "truth")
             for k, name in enumerate(OURS[:2]):
                 own = [row for row in rows if (row["task"], row["noise"], row["method"]) == (task, noise, name)]
-                places = at + (k - 0.5) * 0.4 + np.linspace(-0.12, 0.12, len(own) + 2)[1:-1]
+                places = at + (k - 0.5) * 0.4 + np.linspace(-0.18, 0.18, len(own) + 2)[1:-1]
                 values = [row["value"] for row in own]
                 ends = [[row["value"] - row["low"] for row in own], [row["high"] - row["value"] for row in own]]
                 axis.errorbar(
