@@ -123,6 +123,10 @@ class Statistics:
     inner_steps = 1  # the squared loss is its own bound
     squared = True
 
+    @property
+    def total(self) -> int:
+        return int(self.moments.n)
+
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
         return system
 
