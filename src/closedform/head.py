@@ -246,10 +246,10 @@ class ClosedFormLinear(StoredLinear):
     def _take(self, source: Source) -> None:
         """Apply the rule's update where it succeeded and is finite, without a look at the values from the host."""
         layer = guard.Layer(self.weight, self.bias, self.step, self.attempts)
-        look = route.may_branch(self.step) and not self._warned_of_rejection
-        before = int(self.step) if look else 0
+        look = not self._warned_of_rejection and route.may_branch(layer.step)
+        before = int(layer.step) if look else 0
         guard.solve_(layer, self.rule, source, self._memory(), self._storage, self._write_)
-        if look and int(self.step) == before:
+        if look and int(layer.step) == before:
             self._warned_of_rejection = True
             callers.warn(
                 f"{self._solves()}: the system could not be factored or its solution is not finite, and the layer stayed "

@@ -169,11 +169,12 @@ class StoredLinear(nn.Linear):
             )
 
     def _write_(self, W: Tensor) -> None:
-        if self.master is not None:
-            self.master.copy_(W)
-        self.weight.copy_(W[:, : self.in_features])
-        if self.bias is not None:
-            self.bias.copy_(W[:, self.in_features])
+        master, bias, d = self.master, self.bias, self.in_features
+        if master is not None:
+            master.copy_(W)
+        self.weight.copy_(W if bias is None else W[:, :d])
+        if bias is not None:
+            bias.copy_(W[:, d])
 
     def _storage(self) -> Tensor:
         """The layer as one matrix in the dtype that it is kept in."""
@@ -181,7 +182,8 @@ class StoredLinear(nn.Linear):
         return W if self.master is None else _reconciled(self.master, W)
 
     def _storage_without_master(self) -> Tensor:
-        return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
+        weight, bias = self.weight, self.bias
+        return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
 
     def _memory(self) -> dict[str, Tensor]:
         return {name: getattr(self, _PREFIX + name) for name in self._names}

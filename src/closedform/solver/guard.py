@@ -6,6 +6,7 @@ memory is finite. Nothing here looks at values from the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,7 +75,10 @@ def accept_(
     """Take the layer and the memory that a rule has made, or leave both; count the solve."""
     W = new.W.to(dtype)
     take = accepted(new.ok, W, new.memory, layer.weight.dtype)
-    write(chosen(take, W, stored()))
+    if not _seen(take):
+        write(chosen(take, W, stored()))
+    elif bool(take):
+        write(W)
     for name, tensor in new.memory.items():
         otherwise = memory[name] if new.reset is None or name not in new.reset else new.reset[name]
         _write(memory[name], take, tensor, otherwise)
@@ -112,6 +116,8 @@ def accepted(ok: Tensor, W: Tensor, memory: Mapping[str, Tensor], stored: torch.
     total = _sum(W.to(stored), ok.ndim)
     for tensor in _joined(list(memory.values()), ok.ndim):
         total = total + _sum(tensor, ok.ndim)
+    if _seen(ok):  # fewer calls
+        return ok if math.isfinite(total) else torch.zeros_like(ok)
     return ok & (total - total == 0)  # what is not finite, minus itself, is NaN
 
 
@@ -130,7 +136,7 @@ def _sum(tensor: Tensor, models: int) -> Tensor:
     dims = tuple(range(models, tensor.ndim))
     if not dims:
         return tensor.to(wide)
-    if route.may_branch(tensor) and tensor.dtype != wide and not models:
+    if tensor.dtype != wide and not models and tensor.numel() > _PART and route.may_branch(tensor):
         # on the CPU a sum in another dtype makes a copy in that dtype first
         return torch.stack([part.sum(dtype=wide) for part in tensor.split(max(1, _PART // tensor[0].numel()))]).sum()
     return tensor.sum(dims, dtype=wide)
@@ -138,9 +144,16 @@ def _sum(tensor: Tensor, models: int) -> Tensor:
 
 def chosen(take: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The new tensor of the models whose solve counts, the old one of the others."""
-    if route.may_branch(take) and (not take.ndim or bool(take.all())):
-        return new if bool(take.all()) else old  # no copy
+    if _seen(take):
+        return new if bool(take) else old  # no copy
+    if route.may_branch(take) and bool(take.all()):
+        return new
     return torch.where(_beside(take, new), new, old)
+
+
+def _seen(take: Tensor) -> bool:
+    """Whether this is one model's answer, and the host may look at it."""
+    return not take.ndim and route.may_branch(take)
 
 
 def _write(to: Tensor, take: Tensor, new: Tensor, old: Tensor) -> None:
