@@ -338,7 +338,7 @@ def test_classes_and_probabilities(k):
     assert log_loss(y[400:], p, labels=model.classes_) < 0.6 * flat
 
 
-def test_the_temperature_makes_probabilities_honest():
+def test_the_link_makes_probabilities_honest():
     """Coin flips get probabilities near one half, certain classes near one."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 3))

@@ -181,7 +181,7 @@ def _information(A: Tensor, added: Tensor, system: System) -> Absorbed:
         return Absorbed(A + _class_mean(system) * G, of_classes)
     A = A.add_(system.moments().G)
     A.diagonal(dim1=-2, dim2=-1).add_(added)
-    solve = linalg.shifted_(A.clone(), 0.0)  # a factor does not mind the features' scales
+    solve = linalg.raised(A)  # a factor does not mind the features' scales
 
     def solved(other: System) -> Solved:
         dW, ok = solve(other.C)

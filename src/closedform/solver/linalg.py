@@ -205,6 +205,17 @@ def shifted_(K: Tensor, lam: float | Tensor) -> Callable[[Tensor], Shift]:
     return lambda B: (cholesky_solve(B, L), ok)
 
 
+def raised(K: Tensor) -> Callable[[Tensor], Shift]:
+    """The function from B to `K^-1 B`, K raised by the rounding error of its diagonal; K stays as it was."""
+    if route.eliminated(K):
+        return shifted_(K.clone(), 0.0)
+    diagonal = K.diagonal(dim1=-2, dim2=-1)
+    before = diagonal.clone()  # of the whole matrix the factor is the only copy
+    L, ok = factor_shifted_(K, 0.0)
+    diagonal.copy_(before)
+    return lambda B: (cholesky_solve(B, L), ok)
+
+
 def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
     if B.requires_grad:
         return torch.linalg.solve(K, B), torch.ones((), dtype=torch.bool, device=K.device)

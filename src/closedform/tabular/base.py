@@ -160,7 +160,6 @@ class Estimator(Settings, ABC):
             assert self._missed is not None
             self.shares_ = _shares(self._missed, len(self._bank(self._rows_fitted)))
             self._finish()
-            self.temperature_ = getattr(self, "temperature_", 1.0)
             self.distances_ = None  # those of an earlier fit are of another model
 
     def _note(self, engine: Engine, record: Record) -> None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
-from torch import Tensor
-from torch.nn import functional as F
 
 from . import conformal
 from .base import Estimator
+from .link import Link, fitted
 from .rows import merged, spread
 
 
 class ClosedFormClassifier(ClassifierMixin, Estimator):
     """Classification by small neural networks whose last layer is solved in closed form at every step.
 
-    The networks fit one-hot targets by least squares, as in the paper, and the largest output is the class. Probabilities
-    are a softmax of the outputs over one temperature, which the rows that were held out choose (1 without such rows).
-    Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `temperature_`.
+    The networks fit one-hot targets by least squares, as in the paper, and the largest output is the class. Such outputs
+    estimate probabilities; `link_` makes them positive and sets their contrast, by the rows that were held out
+    (`closedform.tabular.link`). Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `link_`.
 
     Examples
     --------
@@ -73,19 +70,20 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
                 assert classes is not None
                 self.classes_, self._given_classes = np.unique(classes), True
             self._partial_fit(X, y, sample_weight, first=first)
+            self.link_ = getattr(self, "link_", Link())
             self._given_classes = False
         return self
 
     def _fitted(self, *parts: Any) -> Any:
-        self.temperature_ = 1.0
+        self.link_ = Link()
         return super()._fitted(*parts)
 
     def _judge(self, held: conformal.HeldOut) -> None:
-        """The temperature of least cross-entropy, and how improbable the right class was."""
-        outputs, labels = held.outputs + torch.from_numpy(self.target_mean_), held.targets.argmax(1)
-        self.temperature_ = _temperature(outputs, labels, held.weights)
-        right = torch.softmax(outputs / self.temperature_, 1).gather(1, labels[:, None])
-        self.distances_ = conformal.table(1 - right.numpy(), held.weights.numpy())
+        """The link of least cross-entropy, and how improbable the right class was."""
+        outputs, labels = held.outputs.numpy() + self.target_mean_, held.targets.argmax(1).numpy()
+        self.link_ = fitted(outputs, labels, held.weights.numpy())
+        right = np.take_along_axis(self.link_.probabilities(outputs), labels[:, None], 1)
+        self.distances_ = conformal.table(1 - right, held.weights.numpy())
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The outputs, `(n, classes)`; for two classes their difference, positive for the second."""
@@ -101,9 +99,7 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         check_is_fitted(self)
-        outputs = self._outputs(X) / self.temperature_
-        outputs = np.exp(outputs - outputs.max(1, keepdims=True))
-        return outputs / outputs.sum(1, keepdims=True)
+        return self.link_.probabilities(self._outputs(X))
 
     def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
         """Sets of classes that hold the right one for a share `1 - alpha` of new rows: a mask `(n, classes)` in the order of
@@ -124,23 +120,3 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = True
         return tags
-
-
-def _temperature(outputs: Tensor, labels: Tensor, weights: Tensor) -> float:
-    """The temperature, between 1/100 and 10, at which a softmax of `outputs / temperature` has the least cross-entropy.
-
-    That is convex in the inverse of the temperature, so a golden-section search in its logarithm comes to the least.
-
-    >>> _temperature(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]), torch.ones(2)) < 0.0101
-    True
-    """
-
-    def loss(temperature: float) -> float:
-        return float((weights * F.cross_entropy(outputs / temperature, labels, reduction="none")).sum())
-
-    low, high, ratio = math.log(0.01), math.log(10.0), (math.sqrt(5) - 1) / 2
-    for _ in range(30):
-        a, b = high - ratio * (high - low), low + ratio * (high - low)
-        # where both are zero, as for rows that are all right, the lower temperature
-        low, high = (low, b) if loss(math.exp(a)) <= loss(math.exp(b)) else (a, high)
-    return math.exp((low + high) / 2)

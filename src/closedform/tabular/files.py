@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
 from .columns import Preparation
+from .link import Link
 
 ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "line_", "target_mean_", "target_scale_")
 ATTRIBUTES = (
@@ -19,7 +20,7 @@ ATTRIBUTES = (
     "loss_curve_",
     "validation_curve_",
     "linear_share_",
-    "temperature_",
+    "link_",
     "_one_dimensional",
 )
 
@@ -70,7 +71,8 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
         estimator.preparation_ = preparation
     for name in ATTRIBUTES:
         if name in header["attributes"]:
-            setattr(estimator, name, header["attributes"][name])
+            value = header["attributes"][name]
+            setattr(estimator, name, Link(*value) if name == "link_" else value)
     for name in ARRAYS:
         setattr(estimator, name, tensors[name].numpy())
     estimator.wavy_ = estimator.wavy_ > 0

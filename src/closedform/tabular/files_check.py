@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -117,9 +118,10 @@ def _attributes(attributes: dict[str, Any], columns: int) -> None:
     share = attributes.get("linear_share_", 0.0)
     if not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise ValueError(f"linear_share_ must be a number from 0 to 1, got {share!r:.80}")
-    temperature = attributes.get("temperature_", 1.0)
-    if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature_ must be a positive number, got {temperature!r}")
+    link = attributes.get("link_", [1.0, 1.0, 0.0])
+    numbers = isinstance(link, list) and len(link) == 3 and all(type(value) in (int, float) for value in link)
+    if not numbers or not (0 < link[0] < math.inf and 0 < link[1] < math.inf and 0 <= link[2] < math.inf):
+        raise ValueError(f"link_ must be two positive numbers and one that is not negative, got {link!r:.80}")
 
 
 def _classes(classes: dict[str, Any], outputs: int) -> None:
