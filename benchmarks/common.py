@@ -132,8 +132,8 @@ class Kept:
         self.code = code_of_tables()
         self.rows: list[dict] = []
         if path.is_file():
-            found = json.loads(path.read_text())
-            self.rows = found["rows"] if found.get("code") == self.code else []
+            body = json.loads(path.read_text())
+            self.rows = body["rows"] if body.get("code") == self.code else []
 
     def get(self, *key: object) -> dict | None:
         return next((row for row in self.rows if tuple(row[k] for k in self.key) == key), None)

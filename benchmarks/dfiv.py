@@ -63,8 +63,8 @@ DEFAULTS_SETTINGS = 4  # the best of the search with more than one inner step
 
 def timed(function: Callable, *args: Any, **options: Any) -> tuple[Any, dict[str, float]]:
     load, cpu, wall = os.getloadavg()[0], time.process_time(), time.perf_counter()
-    found = function(*args, **options)
-    return found, {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall, "load": load}
+    result = function(*args, **options)
+    return result, {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall, "load": load}
 
 
 def fitted(task: Task, setting: Setting, problem: Problem, seed: int) -> tuple[DFIV, Split, Layers]:
@@ -89,8 +89,8 @@ def measured(task: Task, chosen_by: str, setting: Setting, quick: bool) -> dict:
             }
         )
         print(f"{task.name}, by {chosen_by}, seed {seed}: {rows[-1]}", flush=True)
-    told = {"chosen_by": chosen_by, "setting": asdict(setting), "iterations": iterations(task, setting)}
-    return told | summarised(task, rows)
+    choice = {"chosen_by": chosen_by, "setting": asdict(setting), "iterations": iterations(task, setting)}
+    return choice | summarised(task, rows)
 
 
 def summarised(task: Task, rows: list[dict]) -> dict:
@@ -120,9 +120,9 @@ def estimator(task: Task, quick: bool) -> dict:
             backbone, _ = networks.pooled(dsprites.SIDE, 4, [128, 64], torch.Generator().manual_seed(seed))
         model = DFIVRegressor(backbone=backbone, random_state=seed)
         _, times = timed(model.fit, sample.X, sample.y, Z=sample.Z, W=sample.O)
-        found = model.predict(test.X, test.O)
+        predicted = model.predict(test.X, test.O)
         rows.append(
-            {"seed": seed, "mse": float(np.square(found - test.f).mean()), "used": model.summary().used, **times}
+            {"seed": seed, "mse": float(np.square(predicted - test.f).mean()), "used": model.summary().used, **times}
         )
         print(f"{task.name}, DFIVRegressor, seed {seed}: {rows[-1]}", flush=True)
     return {"chosen_by": "itself"} | summarised(task, rows)
@@ -134,10 +134,10 @@ def estimator(task: Task, quick: bool) -> dict:
 def combination(config: dict[str, Any]) -> list[dict]:
     """A setting with one of the four combinations; as many iterations as fit the same time."""
     torch.set_num_threads(1)
-    given = dict(config)
-    task, seed = BY_NAME[given.pop("task")], given.pop("seed")
-    del given["place"]  # of the setting in the search
-    setting = Setting(**given)
+    options = dict(config)
+    task, seed = BY_NAME[options.pop("task")], options.pop("seed")
+    del options["place"]  # of the setting in the search
+    setting = Setting(**options)
     problem = Problem(draw(task.design, task.n, seed))
     before = time.process_time()
     model, split = trained(task, setting, problem, seed)
@@ -164,14 +164,14 @@ def defaults(known: dict[str, dict], folder: Path, workers: int, quick: bool) ->
 
     table = grid.run(combination, configs, folder, jobs=workers, progress=progress, version=str(dfiv_search.PROTOCOL))
     rows = table.to_dict("records")
-    made = []
+    combinations = []
     for name in chosen:
         own = [row for row in rows if row["task"] == name]
         for way in grid.product(fresh=[True, False], order=["solve", "step"]):
             runs = [row for row in own if row["fresh"] == way["fresh"] and row["order"] == way["order"]]
             keys = ("place", "seed", "T1", "mse", "iterations", "cpu_s")
-            made.append({"task": name, **way, "runs": [{key: row[key] for key in keys} for row in runs]})
-    return made
+            combinations.append({"task": name, **way, "runs": [{key: row[key] for key in keys} for row in runs]})
+    return combinations
 
 
 # ---- The model of the cost -----------------------------------------------------------------------

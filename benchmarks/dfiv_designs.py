@@ -53,9 +53,9 @@ def curve(name: str, n: int, seed: int) -> dict:
     deep = DFIVRegressor(random_state=seed).fit(X, y, Z=Z)
     seconds = time.process_time() - start
     straight = DFIVRegressor(features="linear").fit(X, y, Z=Z)
-    found = {"deep": deep.predict(AT[:, None]), "linear": straight.predict(AT[:, None]), "sieve": sieve(x, y, z)}
+    predictions = {"deep": deep.predict(AT[:, None]), "linear": straight.predict(AT[:, None]), "sieve": sieve(x, y, z)}
     truth = CURVES[name](AT)
-    errors = {method: float(np.square(values - truth).mean()) for method, values in found.items()}
+    errors = {method: float(np.square(values - truth).mean()) for method, values in predictions.items()}
     return errors | {"used": deep.summary().used, "cpu_s": seconds}
 
 

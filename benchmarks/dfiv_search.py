@@ -80,15 +80,15 @@ def family(task: Task) -> str:
 
 def candidates(family: str) -> list[Setting]:
     """The sample; `random` gives the same on every machine."""
-    chance, found = random.Random(SAMPLE_SEED), []
-    while len(found) < COUNT[family]:
+    chance, settings = random.Random(SAMPLE_SEED), []
+    while len(settings) < COUNT[family]:
         drawn = {name: values[int(chance.random() * len(values))] for name, values in {**SPACE, **OWN[family]}.items()}
         setting = Setting(**drawn)
         if setting.T1 == 1:
             setting = replace(setting, fresh=True)  # the same
-        if setting not in found:
-            found.append(setting)
-    return found
+        if setting not in settings:
+            settings.append(setting)
+    return settings
 
 
 # ---- One run -------------------------------------------------------------------------------------
@@ -112,9 +112,9 @@ def held_out(sample: IVSample, seed: int, fold: int) -> tuple[IVSample, IVSample
 def one(config: dict[str, Any]) -> list[dict]:
     """A configuration on a draw and a fold: a row for each of the layers that may predict."""
     torch.set_num_threads(1)
-    given = dict(config)
-    task, seed, fold = BY_NAME[given.pop("task")], given.pop("seed"), given.pop("fold")
-    setting = Setting(**given)
+    options = dict(config)
+    task, seed, fold = BY_NAME[options.pop("task")], options.pop("seed"), options.pop("fold")
+    setting = Setting(**options)
     rest, held = held_out(draw(task.design, task.n, seed), seed, fold)
     problem = Problem(rest)
     held = problem.scaled(held)
@@ -141,18 +141,18 @@ def _finite(model: DFIV, problem: Problem) -> bool:
     """Whether training did not diverge."""
     data = problem.data
     parts = [(net, part) for net, part in zip(model.modules(), (data.X, data.Z, data.O)) if part is not None]
-    made = [evaluation.outputs(net, part).square().mean() for net, part in parts]
-    made += [layer.W.square().mean() for layer in (model.first, model.second)]
-    return all(bool(torch.isfinite(value)) for value in made)
+    squares = [evaluation.outputs(net, part).square().mean() for net, part in parts]
+    squares += [layer.W.square().mean() for layer in (model.first, model.second)]
+    return all(bool(torch.isfinite(value)) for value in squares)
 
 
 # ---- The search ----------------------------------------------------------------------------------
 
 
 def config(task: Task, setting: Setting, seed: int, fold: int) -> dict[str, Any]:
-    made = {"task": task.name, "seed": seed, "fold": fold, **asdict(setting)}
-    del made["ridge"]
-    return made
+    options = {"task": task.name, "seed": seed, "fold": fold, **asdict(setting)}
+    del options["ridge"]
+    return options
 
 
 def later(task: Task, quick: bool) -> list[tuple[int, int]]:
@@ -187,13 +187,13 @@ Results = dict[Setting, list[dict]]  # of a setting with its ridge, a run each
 
 
 def _results(table: Any, task: Task) -> Results:
-    found: Results = {}
+    by_setting: Results = {}
     names = [name for name in Setting.__dataclass_fields__ if name != "ridge"]
     for row in table[table["task"] == task.name].to_dict("records"):
         own = {name: type(getattr(_EXAMPLE, name))(row[name]) for name in names}
         setting = Setting(**own, ridge=float(row["beta"]))
-        found.setdefault(setting, []).append(row)
-    return found
+        by_setting.setdefault(setting, []).append(row)
+    return by_setting
 
 
 _EXAMPLE = Setting(64, 1e-3, 1.0, 1.0, 1.0, 0.0, 1, True, "solve", "linear", "64-32")
@@ -224,7 +224,7 @@ def _chosen(task: Task, tried: int, survivors: list[Setting], results: Results, 
         torch.from_numpy(np.concatenate([np.asarray(row["losses"], dtype=np.float64) for row in rows]))
         for rows in among.values()
     ]
-    made = [
+    entries = [
         {
             "setting": asdict(setting),
             "iterations": iterations(task, setting),
@@ -234,9 +234,9 @@ def _chosen(task: Task, tried: int, survivors: list[Setting], results: Results, 
         }
         for (setting, rows), good in zip(among.items(), evaluation.as_good(losses))
     ]
-    by = {"outcomes": sorted(made, key=_rank)}
+    by = {"outcomes": sorted(entries, key=_rank)}
     if not task.demand:
-        by["points"] = sorted(made, key=lambda row: row["points"])
+        by["points"] = sorted(entries, key=lambda row: row["points"])
     return {
         "task": task.name,
         "protocol": PROTOCOL,
@@ -245,17 +245,17 @@ def _chosen(task: Task, tried: int, survivors: list[Setting], results: Results, 
         "survivors": len(survivors),
         "runs_of_a_survivor": runs,
         "held_out_rows": len(losses[0]),
-        "as_good": sum(row["as_good"] for row in made),
+        "as_good": sum(row["as_good"] for row in entries),
         **{rule: _distinct(rows) for rule, rows in by.items()},
     }
 
 
 def _distinct(rows: list[dict]) -> list[dict]:
     """The best of every survivor, in order: the first is what is chosen."""
-    found: dict[Setting, dict] = {}
+    best: dict[Setting, dict] = {}
     for row in rows:
-        found.setdefault(replace(Setting(**row["setting"]), ridge=0.0), row)
-    return list(found.values())
+        best.setdefault(replace(Setting(**row["setting"]), ridge=0.0), row)
+    return list(best.values())
 
 
 def _rank(row: dict) -> tuple:

@@ -122,8 +122,8 @@ class Problem:
         """Mean squared error of the structural function."""
         x = self._tensor(at.X, self.X)
         o = None if self.O is None else self._tensor(at.O, self.O)
-        found = evaluation.predict(model, layers, x, o)
-        return float(((found[:, 0].numpy() * self.std_y + self.mean_y - at.f) ** 2).mean())
+        predicted = evaluation.predict(model, layers, x, o)
+        return float(((predicted[:, 0].numpy() * self.std_y + self.mean_y - at.f) ** 2).mean())
 
 
 # ---- Models --------------------------------------------------------------------------------------

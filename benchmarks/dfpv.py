@@ -45,12 +45,12 @@ def errors(n: int, seed: int) -> dict[str, float]:
     alone = regression(rows.A, rows.y, seed)
     everything = regression(np.column_stack([rows.A, rows.Z, rows.W]), rows.y, seed)
     at = [np.column_stack([np.full(n, price), rows.Z, rows.W]) for price in PRICES]
-    found = {
+    predictions = {
         "proxies": model.predict(PRICES[:, None]),
         "price alone": alone.predict(PRICES[:, None]),
         "price and proxies": np.array([everything.predict(X).mean() for X in at]),
     }
-    return {name: float(np.square(values - truth).mean()) for name, values in found.items()} | {"cpu_s": seconds}
+    return {name: float(np.square(values - truth).mean()) for name, values in predictions.items()} | {"cpu_s": seconds}
 
 
 def main() -> None:

@@ -334,12 +334,12 @@ def version(quick: bool) -> str:
     return code(sources, quick, FEATURES, TRAINED_FEATURES, STEPS, LEAST_S)
 
 
-def main(given: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three problems and few features: a minute")
     parser.add_argument("--only", nargs="*", choices=CASES, help="these problems, once more where they are there")
     parser.add_argument("--out", type=Path, help="benchmarks/results/equations.json otherwise (--quick: none)")
-    args = parser.parse_args(given)
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     out = args.out or (None if args.quick else RESULTS / "equations.json")
     made_by = version(args.quick)

@@ -175,7 +175,7 @@ def execute(args: argparse.Namespace, cells: list[Cell], records: Records) -> No
         pool.shutdown(cancel_futures=True)
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="smaller fields and network: minutes on a CPU")
@@ -193,15 +193,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-capture", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, default=Path("runs/fields"), help="folder of the finished runs")
     parser.add_argument("--results", type=Path, default=common.RESULTS, help="folder of the summary")
-    args = parser.parse_args(given)
+    args = parser.parse_args(argv)
     args.workers = args.workers or (5 if args.device == "cuda" else 1)
     if args.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {args.seeds}")
     return args
 
 
-def main(given: list[str] | None = None) -> dict:
-    args = arguments(given)
+def main(argv: list[str] | None = None) -> dict:
+    args = arguments(argv)
     torch.set_num_threads(1)
     fields_networks.make(args.network, 8, 4)  # fails at once where neuraloperator is not installed
     args.out.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def stepper(net: nn.Module, head: nn.Module, x: Tensor, y: Tensor, batch: int):
     return step
 
 
-def made(name: str, width: int, modes: int, seed: int, device: str) -> tuple[nn.Module, nn.Module]:
+def model(name: str, width: int, modes: int, seed: int, device: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(seed)
     own, head = FNO1d(width, modes, BLOCKS), nn.Linear(width, 1)
     net = own if name == "closedform" else Peer(width, modes)
@@ -118,20 +118,20 @@ def main() -> None:
     x_test, y_test = split.x_test.to(args.device), split.y_test.to(args.device)
     errors: dict[str, list[float]] = {name: [] for name in (*NAMES, STARTED)}
     for seed in range(seeds):
-        for name, found in errors.items():
-            net, head = made(name, width, modes, seed, args.device)
+        for name, seed_errors in errors.items():
+            net, head = model(name, width, modes, seed, args.device)
             step = stepper(net, head, x, y, batch)
             for _ in range(epochs * (len(x) // batch)):
                 step()
             with torch.no_grad():
-                found.append(float(F.mse_loss(head(net(x_test)).squeeze(2), y_test)))
-    means = {f"{name}_mean": statistics.fmean(found) for name, found in errors.items()}
+                seed_errors.append(float(F.mse_loss(head(net(x_test)).squeeze(2), y_test)))
+    means = {f"{name}_mean": statistics.fmean(seed_errors) for name, seed_errors in errors.items()}
     sizes = {"width": width, "epochs": epochs, "batch": batch, "samples": len(x), "points": x.shape[1]}
     rows.append({"what": "test error", **sizes, **errors, **means})
     print(rows[-1], flush=True)
     for width, modes, batch in ((8, 4, 4),) if small else ((64, 16, 16), (128, 16, 8), (128, 16, 32)):
         fields = torch.randn(2, 4 * batch, 256, device=args.device)
-        sides = {name: stepper(*made(name, width, modes, 0, args.device), *fields, batch) for name in NAMES}
+        sides = {name: stepper(*model(name, width, modes, 0, args.device), *fields, batch) for name in NAMES}
         times = interleaved(sides, args.device, seconds=1.0 if small else 20.0)
         ratio = times["closedform"]["median_ms"] / times["neuraloperator"]["median_ms"]
         rows.append({"what": "step", "width": width, "batch": batch, "points": 256, **times, "ratio": ratio})

@@ -95,8 +95,8 @@ def main() -> None:
             extra = f" | captured {one:.3f}, {one / other:.2f} of squared"
         rows.append(row)
         line = f"{n:5d} {d:5d} {classes:5d} | {ours:8.3f} {squared:8.3f} {inverses:9.1f} {solves:8.1f}    |"
-        told = f"inverses {inverses / ours:.1f}, solves {solves / ours:.1f}, squared {squared / ours:.2f} of ours"
-        print(f"{line} {told}{extra}  (differ by {difference:.0e})", flush=True)
+        ratios = f"inverses {inverses / ours:.1f}, solves {solves / ours:.1f}, squared {squared / ours:.2f} of ours"
+        print(f"{line} {ratios}{extra}  (differ by {difference:.0e})", flush=True)
     save(args, "generalized", "milliseconds of one solve of the generalised squared loss, float32, with bias", rows)
 
 

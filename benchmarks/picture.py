@@ -29,12 +29,12 @@ def draw(out: Path) -> None:
     from closedform.paper.report import figures, panels
 
     curves = panels.figures(*panels.read(ROOT / "results" / "qm9"))[0]
-    found = {panel.title: panel for panel in curves.panels}
+    by_title = {panel.title: panel for panel in curves.panels}
     with matplotlib.rc_context(figures.RC | {"font.size": 9.5, "svg.hashsalt": "closedform"}):
         picture = Figure(figsize=(5.8, 3.5), layout="constrained")
         for axes, size in zip(picture.subplots(1, 2, sharey=True), SIZES):
             axes.set(yscale="log", ylim=(0.052, 0.3), xlim=(0, 50), title=f"batch size {size}", xlabel="epoch")
-            for line in found[f"sgd, batch size {size}"].lines:
+            for line in by_title[f"sgd, batch size {size}"].lines:
                 method = line.key.partition("=")[2]
                 if method not in LINES or line.diverged:
                     continue

@@ -51,7 +51,7 @@ def number(mark: re.Match[str]) -> str:
 
 
 def rebuilt(page: str) -> str:
-    page = PART.sub(lambda found: found[1] + part(found["kind"], found["words"].split()) + found[4], page)
+    page = PART.sub(lambda mark: mark[1] + part(mark["kind"], mark["words"].split()) + mark[4], page)
     return sentences.MARKED.sub(number, page)
 
 

@@ -61,13 +61,13 @@ def all_of_them() -> dict[str, Any]:
 
 def value(key: str) -> float:
     """The number of a key, such as qm9.sgd.32.kalman."""
-    found: Any = all_of_them()
+    node: Any = all_of_them()
     for part in key.split("."):
-        if not isinstance(found, dict) or part not in found:
-            known = ", ".join(found) if isinstance(found, dict) else "nothing below it"
+        if not isinstance(node, dict) or part not in node:
+            known = ", ".join(node) if isinstance(node, dict) else "nothing below it"
             raise KeyError(f"{key}: no {part!r} there; known are {known}")
-        found = found[part]
-    return float(found)
+        node = node[part]
+    return float(node)
 
 
 def exact(mark: re.Match[str], within: str = "") -> float:
@@ -150,7 +150,7 @@ def _experiment(name: str, **changes: Any) -> dict[str, Any]:
     from closedform.paper.report import panels, summary
 
     table, spec = panels.read(ROOT / "results" / name)
-    found: dict[str, Any] = {}
+    finals: dict[str, Any] = {}
     for facet in summary.best_settings(table, dataclasses.replace(spec, **changes)):
         here: dict[str, float] = {}
         for entry in facet.entries:
@@ -159,9 +159,9 @@ def _experiment(name: str, **changes: Any) -> dict[str, Any]:
                 if chosen[0].isdigit():
                     here[f"{_key(entry.method.key)}_{setting}"] = float(chosen)
         *optimizer, batch_size = facet.names
-        place = found.setdefault(optimizer[0], {}) if optimizer else found
+        place = finals.setdefault(optimizer[0], {}) if optimizer else finals
         place[batch_size.removeprefix("batch size ")] = here
-    return found
+    return finals
 
 
 def _burgers(name: str = "fno", seed: int | None = None, at_end: bool = False) -> Any:
@@ -175,12 +175,12 @@ def _burgers(name: str = "fno", seed: int | None = None, at_end: bool = False) -
 
 def _by_seed() -> dict[str, Any]:
     """Errors on Burgers' equation seed by seed at the chosen settings, their median, and the largest over the least."""
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for (optimizer, size, method), own in _burgers().seeds.items():
-        told = {"median": statistics.median(own.values()), "spread": max(own.values()) / min(own.values())}
-        here = found.setdefault(optimizer, {}).setdefault(str(size), {})
-        here[method] = {str(seed): error for seed, error in own.items()} | told
-    return found
+        summary = {"median": statistics.median(own.values()), "spread": max(own.values()) / min(own.values())}
+        here = errors.setdefault(optimizer, {}).setdefault(str(size), {})
+        here[method] = {str(seed): error for seed, error in own.items()} | summary
+    return errors
 
 
 def _by_the_end() -> dict[str, dict[str, dict[str, float]]]:
@@ -194,11 +194,11 @@ def _on_batches() -> dict[str, Any]:
     """Errors on Burgers' equation at the chosen settings on the batches of training, over the last fifth of it."""
     from closedform.paper.sweeps import results
 
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for (optimizer, size, method), rows in _burgers().rows.items():
         late = rows.loc[rows["step"] > (1 - results.LAST) * rows["step"].max(), "train"]
-        found.setdefault(optimizer, {}).setdefault(str(size), {})[method] = float(late.mean())
-    return found
+        errors.setdefault(optimizer, {}).setdefault(str(size), {})[method] = float(late.mean())
+    return errors
 
 
 def _by_rate() -> dict[str, Any]:
@@ -211,40 +211,40 @@ def _by_rate() -> dict[str, Any]:
     others = [name for name in fno.SETTINGS if name != "lr"]
     first = table[table["seed"] == 0]
     runs = results.finished(first, [*cell, *others], select="validation", metric="test", late=True)
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for row in results.best(runs, cell, others, failed=fno.FAILED).to_dict("records"):
-        of_size = found.setdefault(row["optimizer"], {}).setdefault(str(row["batch_size"]), {})
+        of_size = errors.setdefault(row["optimizer"], {}).setdefault(str(row["batch_size"]), {})
         of_size.setdefault(row["method"], {})[_key(float(row["lr"]))] = row["final"]
-    return found
+    return errors
 
 
 def _sooner() -> dict[str, Any]:
     """How many times fewer steps than l2 on Burgers' equation, by the mean over the seeds (`all`) and by each seed."""
-    found: dict[str, Any] = {}
+    speedups: dict[str, Any] = {}
     errors = _burgers()
     for name, seed in {"all": None, **{str(seed): seed for seed in range(3)}}.items():
         for optimizer in errors.optimizers:
             for method in ("ridge", "proximal", "kalman"):
                 times = {str(size): one.times for size, one in errors.sooner(optimizer, method, seed).items()}
-                found.setdefault(name, {}).setdefault(optimizer, {})[method] = times
-    return found
+                speedups.setdefault(name, {}).setdefault(optimizer, {})[method] = times
+    return speedups
 
 
 def _seeds() -> dict[str, Any]:
     """On the small copy of Burgers' equation: the largest error of a seed over the least at the chosen setting
     (`spread`), and ridge over the better of l2 and proximal at batch size 2, seed by seed (`ridge`)."""
     errors = _burgers("fno_small").seeds
-    found: dict[str, Any] = {"spread": {}, "ridge": {}}
+    figures: dict[str, Any] = {"spread": {}, "ridge": {}}
     for (optimizer, size, method), own in errors.items():
-        here = found["spread"].setdefault(optimizer, {}).setdefault(str(size), {})
+        here = figures["spread"].setdefault(optimizer, {}).setdefault(str(size), {})
         here[method] = max(own.values()) / min(own.values())
     for optimizer in ("sgd", "adam"):
-        spreads = [s for here in found["spread"][optimizer].values() for s in here.values() if s > 1]
-        found["spread"][optimizer]["median"] = statistics.median(spreads)
+        spreads = [s for here in figures["spread"][optimizer].values() for s in here.values() if s > 1]
+        figures["spread"][optimizer]["median"] = statistics.median(spreads)
         ridge, learned, proximal = (errors[optimizer, 2, method] for method in ("ridge", "l2", "proximal"))
         ratios = [ridge[seed] / min(learned[seed], proximal[seed]) for seed in ridge]
-        found["ridge"][optimizer] = {"least": min(ratios), "most": max(ratios)}
-    return found
+        figures["ridge"][optimizer] = {"least": min(ratios), "most": max(ratios)}
+    return figures
 
 
 def _peers() -> dict[str, Any]:
@@ -252,10 +252,10 @@ def _peers() -> dict[str, Any]:
     names = {"closedform": "ours", "neuraloperator": "theirs", "neuraloperator from our weights": "from_ours"}
     rows = _rows("fno_peer-cpu")
     (errors,) = (row for row in rows if row["what"] == "test error")
-    found: dict[str, Any] = {
+    by_seed: dict[str, Any] = {
         short: {str(seed): error for seed, error in enumerate(errors[name])} for name, short in names.items()
     }
-    return found | {"difference": max(row["difference"] for row in rows if row["what"] == "parameters")}
+    return by_seed | {"difference": max(row["difference"] for row in rows if row["what"] == "parameters")}
 
 
 def _lambda() -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _lambda() -> dict[str, Any]:
     from closedform.paper.claims import qm9
     from closedform.paper.sweeps import results
 
-    table, found = qm9.QM9Errors(results.load(ROOT / "results" / "qm9")), {}
+    table, lambdas = qm9.QM9Errors(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
         for size in table.batch_sizes:
             where = {"optimizer": optimizer, "batch_size": size, "method": "proximal"}
@@ -277,8 +277,8 @@ def _lambda() -> dict[str, Any]:
                 here[f"best_at_{_key(float(rate))}"] = min(
                     (lam for lr, lam in pairs if lr == rate), key=lambda lam: pairs[rate, lam]
                 )
-            found.setdefault(optimizer, {})[str(size)] = here
-    return found
+            lambdas.setdefault(optimizer, {})[str(size)] = here
+    return lambdas
 
 
 def _algorithms() -> dict[str, float]:
@@ -287,8 +287,8 @@ def _algorithms() -> dict[str, float]:
     from closedform.paper.sweeps import results
 
     table = qm9.QM9Errors(results.load(ROOT / "results" / "qm9"))
-    found = table.best(["batch_size", "algorithm"], "algorithms")
-    return {str(size): found[size, 2] / found[size, 1] for size in table.batch_sizes}
+    errors = table.best(["batch_size", "algorithm"], "algorithms")
+    return {str(size): errors[size, 2] / errors[size, 1] for size in table.batch_sizes}
 
 
 def _zeros() -> dict[str, dict[str, float]]:
@@ -298,10 +298,10 @@ def _zeros() -> dict[str, dict[str, float]]:
 
     table, ratios = qm9.QM9Errors(results.load(ROOT / "results" / "qm9")), {}
     for optimizer in ("sgd", "adam"):
-        found = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
+        errors = table.best(["batch_size", "init"], "initialisation", optimizer=optimizer)
         for size in table.batch_sizes:
-            others = min(error for (at, init), error in found.items() if at == size and init != "zeros")
-            ratios.setdefault(optimizer, {})[str(size)] = found[size, "zeros"] / others
+            others = min(error for (at, init), error in errors.items() if at == size and init != "zeros")
+            ratios.setdefault(optimizer, {})[str(size)] = errors[size, "zeros"] / others
     return ratios
 
 
@@ -341,15 +341,15 @@ def _tried(table: pd.DataFrame) -> dict[str, Any]:
     is one, the other setting."""
     from closedform.paper.experiments import cifar100_report
 
-    found: dict[str, Any] = {}
+    tried: dict[str, Any] = {}
     short = table[table["study"] == "settings"].sort_values("step")
     keys = ["optimizer", "batch_size", "method", *cifar100_report.SETTINGS]
     for (*cell, rate, lam, beta, ratio, forget), run in short.groupby(keys, dropna=False):
-        place = found
+        place = tried
         for word in (*cell, float(rate), *(value for value in (lam, beta, ratio, forget) if value == value)):
             place = place.setdefault(_key(word), {})
         place |= {"test": run["test"].iloc[-1], "train": run["train"].iloc[-1]}
-    return found
+    return tried
 
 
 def _imagenet() -> dict[str, Any]:
@@ -358,56 +358,56 @@ def _imagenet() -> dict[str, Any]:
     from closedform.paper.sweeps.records import Records
     from closedform.paper.sweeps.work import RUNS
 
-    found: dict[str, Any] = {}
+    methods: dict[str, Any] = {}
     for record in Records(ROOT / "results" / "imagenet" / RUNS):
         config, rows = record["config"], record["rows"]
         along = {str(round(row["step"] / rows[-1]["step"] * config["epochs"])): row["validation"] for row in rows}
         last = {"end": rows[-1]["validation"], "train": rows[-1]["train"]}
-        found[_key(config["method"])] = along | last
-    for own in found.values():
-        own["behind"] = 100 * (found["cross_entropy"]["end"] - own["end"])
-    return found
+        methods[_key(config["method"])] = along | last
+    for own in methods.values():
+        own["behind"] = 100 * (methods["cross_entropy"]["end"] - own["end"])
+    return methods
 
 
 def _solve_time(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for row in _rows(f"solve_time-{device}"):
         if row["outputs"] == 100:
             cell = {"times": row["textbook_over_ours"], "ms": row["ours"]["median_ms"]}
-            found.setdefault(str(row["batch"]), {})[str(row["d"])] = cell
-    return found
+            cells.setdefault(str(row["batch"]), {})[str(row["d"])] = cell
+    return cells
 
 
 def _step() -> dict[str, Any]:
     rows = _rows("step_overhead-cuda")
-    found: dict[str, Any] = {"cells": len(rows)}
+    figures: dict[str, Any] = {"cells": len(rows)}
     for kind, aim in AIMS.items():
         ratios = [row[f"{kind}_ratio"] for row in rows]
-        found[f"{kind}_within"] = sum(ratio <= aim for ratio in ratios)
-        found[f"{kind}_largest"] = max(ratios)
+        figures[f"{kind}_within"] = sum(ratio <= aim for ratio in ratios)
+        figures[f"{kind}_largest"] = max(ratios)
     for row in rows:
-        here = found.setdefault(row["net"], {}).setdefault(str(row["batch"]), {})
+        here = figures.setdefault(row["net"], {}).setdefault(str(row["batch"]), {})
         here[str(row["d"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS} | {"paper": row["paper"]}
     for row in _rows("step_overhead_nfnet-cuda"):
-        found.setdefault("nfnet", {})[_key(row["method"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS}
+        figures.setdefault("nfnet", {})[_key(row["method"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS}
     for row in _rows("step_overhead_default-cuda"):
-        here = found.setdefault("default", {}).setdefault(row["net"], {})
+        here = figures.setdefault("default", {}).setdefault(row["net"], {})
         here[str(row["batch"])] = {kind: row[f"{kind}_ratio"] for kind in AIMS} | {
             f"{kind}_adds": row[kind]["default"]["median_ms"] - row[kind]["learned"]["median_ms"] for kind in AIMS
         }
-    return found
+    return figures
 
 
 def _memory() -> dict[str, Any]:
     """The peak of a solve in MiB, by rows and features."""
-    found: dict[str, Any] = {}
+    peaks: dict[str, Any] = {}
     for row in _rows("memory-cuda"):
-        found.setdefault(str(row["n"]), {})[str(row["d"])] = row["peak_bytes"] / 2**20
-    return found
+        peaks.setdefault(str(row["n"]), {})[str(row["d"])] = row["peak_bytes"] / 2**20
+    return peaks
 
 
-def _leaves(found: dict[str, Any], before: str = "") -> Iterator[str]:
-    for key, inner in found.items():
+def _leaves(tree: dict[str, Any], before: str = "") -> Iterator[str]:
+    for key, inner in tree.items():
         if isinstance(inner, dict):
             yield from _leaves(inner, f"{before}{key}.")
         elif isinstance(inner, (int, float)):

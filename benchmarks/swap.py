@@ -37,7 +37,7 @@ from swap_train import Run
 QUESTION = __doc__.splitlines()[0]
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="small sizes of seven tasks, SGD and AdamW")
@@ -62,7 +62,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--together", type=int, help="runs side by side in a process (default 3 on a GPU, 1 on the CPU)"
     )
     parser.add_argument("--no-capture", action="store_true", help="no CUDA graphs")
-    args = parser.parse_args(given)
+    args = parser.parse_args(argv)
     gpu = args.device == "cuda"
     args.seeds = args.seeds or (2 if args.quick else 3)
     args.workers = args.workers or (6 if gpu else 1)
@@ -190,8 +190,8 @@ def summary(cell: Cell, records: Records, args: argparse.Namespace) -> dict | No
     return None
 
 
-def main(given: list[str] | None = None) -> dict | None:
-    args = arguments(given)
+def main(argv: list[str] | None = None) -> dict | None:
+    args = arguments(argv)
     chosen, skipped = cells(args)
     for name, why in skipped.items():
         print(f"{name} is skipped: {why}")

@@ -476,12 +476,12 @@ def tabular_times() -> str:
 
 def tabular_search() -> str:
     """Validation error over the default's: geometric mean and median, where the change helps most and harms most."""
-    found: dict[str, dict[str, dict]] = {}
+    variants: dict[str, dict[str, dict]] = {}
     for row in _rows("tabular_search-cpu"):
-        found.setdefault(row["variant"], {})[row["problem"]] = row
+        variants.setdefault(row["variant"], {})[row["problem"]] = row
     body = []
-    for variant, problems in found.items():
-        ratios = {name: row["rmse"] / found["default"][name]["rmse"] for name, row in problems.items()}
+    for variant, problems in variants.items():
+        ratios = {name: row["rmse"] / variants["default"][name]["rmse"] for name, row in problems.items()}
         low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
         ends = ["", ""] if variant == "default" else [f"{k} {ratios[k]:.2f}" for k in (low, high)]
         seconds = sum(row["seconds"] for row in problems.values())
@@ -492,12 +492,12 @@ def tabular_search() -> str:
 
 def tabular_lambda() -> str:
     """Test error of "auto" over that of the best lambda of the grid, which stands in brackets."""
-    found: dict[str, dict[int, list[dict]]] = {}
+    sets: dict[str, dict[int, list[dict]]] = {}
     for row in _rows("tabular_lambda-cpu"):
-        found.setdefault(row["set"], {}).setdefault(row["batch"], []).append(row["mse"])
-    batches = sorted({batch for row in found.values() for batch in row})
+        sets.setdefault(row["set"], {}).setdefault(row["batch"], []).append(row["mse"])
+    batches = sorted({batch for row in sets.values() for batch in row})
     body = []
-    for name, row in found.items():
+    for name, row in sets.items():
         cells = []
         for batch in batches:
             means = {lam: statistics.fmean(mse[lam] for mse in row[batch]) for lam in row[batch][0]}
@@ -607,33 +607,33 @@ def tabular_million() -> str:
 
 def tabular_hard() -> str:
     """Made tables where the default is weak: RMSE, for classes 1 - AUC, mean over the seeds and its standard error."""
-    found: dict[str, list[dict]] = {}
+    problems: dict[str, list[dict]] = {}
     for row in _rows("tabular_hard-cpu"):
-        found.setdefault(row["problem"], []).append(row)
+        problems.setdefault(row["problem"], []).append(row)
     body = []
-    for name, rows in found.items():
+    for name, rows in problems.items():
         cells = []
         for model in rows[0]["error"]:
             values = [row["error"][model] for row in rows]
             cells.append(f"{statistics.fmean(values):.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}")
         body.append([name, str(rows[0]["rows"]), *cells])
-    return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
+    return _markdown(["table", "rows", *next(iter(problems.values()))[0]["error"]], body)
 
 
 def tabular_columns() -> str:
     """Dates and numbers with units as texts: RMSE, mean over the seeds and its standard error."""
-    found: dict[str, list[dict]] = {}
+    problems: dict[str, list[dict]] = {}
     for row in _rows("tabular_columns-cpu"):
-        found.setdefault(row["problem"], []).append(row)
+        problems.setdefault(row["problem"], []).append(row)
     body = []
-    for name, rows in found.items():
+    for name, rows in problems.items():
         cells = []
         for way in rows[0]["error"]:
             values = [row["error"][way] for row in rows]
             mean, spread = statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
             cells.append(f"{mean:,.0f} ± {spread:,.0f}" if mean >= 1000 else f"{mean:.2f} ± {spread:.2f}")
         body.append([name, f"{rows[0]['rows']:,}", *cells])
-    return _markdown(["table", "rows", *next(iter(found.values()))[0]["error"]], body)
+    return _markdown(["table", "rows", *next(iter(problems.values()))[0]["error"]], body)
 
 
 def dfiv(name: str = "dfiv") -> str:
@@ -687,11 +687,11 @@ def dfiv_settings() -> str:
                 values = [best["setting"][name] for name in names]
                 shown = [("no", "yes")[v] if isinstance(v, bool) else f"{v:g}" if isinstance(v, float) else str(v)
                          for v in values]  # fmt: skip
-                told = (
+                task = (
                     row["task"].replace("sprites, ", "").replace("the ", "").replace("n = ", "").removesuffix(" limit")
                 )
-                told = told.replace("10000", "10k").replace("5000", "5k").replace("1000", "1k")
-                head.append(f"{told}, {rule}")
+                task = task.replace("10000", "10k").replace("5000", "5k").replace("1000", "1k")
+                head.append(f"{task}, {rule}")
                 columns.append([str(best["iterations"]), *shown])
     labels = ["iterations", *(name.replace("_", " ") for name in names)]
     return _markdown(head, [[label, *cells] for label, *cells in zip(labels, *columns)])
@@ -701,12 +701,12 @@ def dfiv_defaults() -> str:
     """Fresh batches and the order of solve and step, in the same time: geometric means over settings and seeds, and the
     error over that of one batch for all inner steps and solve first, a factor of one standard error around it
     (docs/iv.md)."""
-    found: dict[str, dict[tuple, dict]] = {}
+    tasks: dict[str, dict[tuple, dict]] = {}
     for row in _rows("dfiv_defaults-cpu"):
         runs = {(run["place"], run["seed"]): run for run in row["runs"]}
-        found.setdefault(row["task"], {})[row["fresh"], row["order"]] = runs
+        tasks.setdefault(row["task"], {})[row["fresh"], row["order"]] = runs
     body = []
-    for task, ways in found.items():
+    for task, ways in tasks.items():
         base = ways[False, "solve"]
         for (fresh, order), runs in ways.items():
             logs = [math.log(run["mse"] / base[key]["mse"]) for key, run in runs.items()]

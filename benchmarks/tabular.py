@@ -87,12 +87,12 @@ def one(name: str, split: int) -> dict:
     inputs, target = StandardScaler().fit(X), StandardScaler().fit(y[:, None])
     scaled = inputs.transform(X), target.transform(y[:, None]).ravel()
     row: dict = {"set": name, "split": split, "rows": len(X), "rmse": {}, "seconds": {}}
-    made = models(split)
-    for model in sorted(made, key=lambda m: (list(made).index(m) + split) % len(made)):  # in turn
-        row["seconds"][model] = timed(made[model], *scaled)
-        predicted = target.inverse_transform(made[model].predict(inputs.transform(X_test))[:, None]).ravel()
+    regressors = models(split)
+    for model in sorted(regressors, key=lambda m: (list(regressors).index(m) + split) % len(regressors)):  # in turn
+        row["seconds"][model] = timed(regressors[model], *scaled)
+        predicted = target.inverse_transform(regressors[model].predict(inputs.transform(X_test))[:, None]).ravel()
         row["rmse"][model] = float(np.sqrt(np.mean((predicted - y_test) ** 2)))
-    row["epochs"] = {model: int(made[model].n_iter_) for model in ("closedform", "MLP")}
+    row["epochs"] = {model: int(regressors[model].n_iter_) for model in ("closedform", "MLP")}
     return row
 
 

@@ -83,11 +83,11 @@ def errors(name: str, seed: int) -> tuple[int, dict[str, float]]:
         "numbers by hand": pd.DataFrame(by_hand.to_numpy(dtype=float)),
         "texts as categories": texts.astype(dict.fromkeys(written.split(","), "category")),
     }
-    found = {}
+    by_way = {}
     for way, X in ways.items():
         model = ClosedFormRegressor(random_state=seed).fit(X.iloc[first], y[first])
-        found[way] = float(np.sqrt(np.mean((model.predict(X.iloc[second]) - y[second]) ** 2)))
-    return len(first), found
+        by_way[way] = float(np.sqrt(np.mean((model.predict(X.iloc[second]) - y[second]) ** 2)))
+    return len(first), by_way
 
 
 def main() -> None:
@@ -102,9 +102,9 @@ def main() -> None:
     kept = Kept(args.out / "tabular_columns-cpu.json", "columns as people have them", ("problem", "seed"))
     left = [cell for cell in cells if kept.get(*cell) is None]
     for at, (name, seed) in enumerate(left, 1):
-        rows, found = errors(name, seed)
-        kept.add({"problem": name, "seed": seed, "rows": rows, "error": found})
-        print(f"{at}/{len(left)}", name, seed, {k: f"{v:.3g}" for k, v in found.items()}, flush=True)
+        rows, by_way = errors(name, seed)
+        kept.add({"problem": name, "seed": seed, "rows": rows, "error": by_way})
+        print(f"{at}/{len(left)}", name, seed, {k: f"{v:.3g}" for k, v in by_way.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -118,9 +118,9 @@ def main() -> None:
     kept = Kept(args.out / "tabular_hard-cpu.json", "tables where the default is weak", ("problem", "seed"))
     left = [cell for cell in cells if kept.get(*cell) is None]
     for at, (name, seed) in enumerate(left, 1):
-        found = errors(name, seed)
-        kept.add({"problem": name, "seed": seed, "rows": PROBLEMS[name][1], "error": found})
-        print(f"{at}/{len(left)}", name, seed, {k: f"{v:.3g}" for k, v in found.items()}, flush=True)
+        by_model = errors(name, seed)
+        kept.add({"problem": name, "seed": seed, "rows": PROBLEMS[name][1], "error": by_model})
+        print(f"{at}/{len(left)}", name, seed, {k: f"{v:.3g}" for k, v in by_model.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ ROWS, EPOCHS, SPLITS, BATCHES = 2000, 30, 3, (32, 256)
 
 def data(name: str, split: int) -> tuple[np.ndarray, ...]:
     if name == "qm9":
-        found = qm9.load(split, limit=2 * ROWS)
-        x, y, x_test, y_test = found.x_train, found.y_train, found.x_test, found.y_test
+        molecules = qm9.load(split, limit=2 * ROWS)
+        x, y, x_test, y_test = molecules.x_train, molecules.y_train, molecules.x_test, molecules.y_test
         return x[:ROWS].numpy(), y[:ROWS].numpy(), x_test.numpy(), y_test.numpy()
     x, y, x_test, y_test = tabular.load(name).split(split)
     kept = np.random.default_rng(split).permutation(len(x))[:ROWS]
@@ -36,11 +36,11 @@ def data(name: str, split: int) -> tuple[np.ndarray, ...]:
 
 def errors(name: str, batch: int, split: int) -> dict[str, float]:
     x, y, x_test, y_test = data(name, split)
-    found = {}
+    by_lambda = {}
     for lam in ("auto", *GRID):
         model = ClosedFormRegressor(lam=lam, batch_size=batch, max_iter=EPOCHS, random_state=split).fit(x, y)
-        found[str(lam)] = float(np.mean(((model.predict(x_test) - y_test) / y.std(0)) ** 2))
-    return found
+        by_lambda[str(lam)] = float(np.mean(((model.predict(x_test) - y_test) / y.std(0)) ** 2))
+    return by_lambda
 
 
 def main() -> None:
@@ -56,9 +56,9 @@ def main() -> None:
     left = [cell for cell in cells if kept.get(*cell) is None]
     print(f"{len(cells) - len(left)} of {len(cells)} splits are there already", flush=True)
     for at, (name, batch, split) in enumerate(left, 1):
-        found = errors(name, batch, split)
-        kept.add({"set": name, "batch": batch, "split": split, "mse": found})
-        print(f"{at}/{len(left)}", name, batch, split, {k: f"{v:.3g}" for k, v in found.items()}, flush=True)
+        by_lambda = errors(name, batch, split)
+        kept.add({"set": name, "batch": batch, "split": split, "mse": by_lambda})
+        print(f"{at}/{len(left)}", name, batch, split, {k: f"{v:.3g}" for k, v in by_lambda.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def names() -> dict[str, bool]:
     if path is None:
         raise SystemExit(f"{PMLB} was not found: set CLOSEDFORM_DATA to the folder that holds it")
     with np.load(path, allow_pickle=False) as file:
-        found = {name.split("/")[0] for name in file.files}
-        sizes = {name: (len(file[f"{name}/y"]), file[f"{name}/y"].dtype.kind != "f") for name in found}
+        table_names = {name.split("/")[0] for name in file.files}
+        sizes = {name: (len(file[f"{name}/y"]), file[f"{name}/y"].dtype.kind != "f") for name in table_names}
     sizes |= {f"uci {name}": (len(tabular.load(name).y), False) for name in tabular.NAMES.values()}
     return {name: classes for name, (_, classes) in sorted(sizes.items(), key=lambda item: (item[1][1], item[1][0]))}
 

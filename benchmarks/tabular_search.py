@@ -120,17 +120,17 @@ def gaps() -> tuple[np.ndarray, np.ndarray]:
 
 
 def molecules() -> tuple[np.ndarray, np.ndarray]:
-    found = qm9.load(0, limit=2 * ROWS)
-    return found.x_train[:ROWS].numpy(), found.y_train[:ROWS].numpy()
+    split = qm9.load(0, limit=2 * ROWS)
+    return split.x_train[:ROWS].numpy(), split.y_train[:ROWS].numpy()
 
 
 def uci(name: str) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    def made() -> tuple[np.ndarray, np.ndarray]:
+    def table() -> tuple[np.ndarray, np.ndarray]:
         x, y, *_ = tabular.load(name).split(0)
         kept = np.random.default_rng(0).permutation(len(x))[:ROWS]
         return x[kept], y[kept]
 
-    return made
+    return table
 
 
 PROBLEMS: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
@@ -149,13 +149,13 @@ def error(x: np.ndarray, y: np.ndarray, variant: str) -> tuple[float, float]:
     order = np.random.default_rng(1).permutation(len(x))
     cut = len(x) * 4 // 5
     first, second = order[:cut], order[cut:]
-    given, exchanged = VARIANTS[variant]
+    arguments, exchanged = VARIANTS[variant]
     patches = [mock.patch.object(module, name, value) for module, name, value in exchanged]
     for patch in patches:
         patch.start()
     try:
         start = time.process_time()
-        model = ClosedFormRegressor(random_state=0, **given).fit(x[first], y[first])
+        model = ClosedFormRegressor(random_state=0, **arguments).fit(x[first], y[first])
         seconds = time.process_time() - start
         predicted = model.predict(x[second])
     finally:

@@ -35,11 +35,11 @@ def prose(text):
 def anchors(path):
     """What GitHub and MyST make of the headings."""
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
-    found = []
+    slugs = []
     for heading in re.findall(r"^#+ (.+)$", text, flags=re.M):
         slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-        found.append(slug + (f"-{found.count(slug)}" if slug in found else ""))
-    return found
+        slugs.append(slug + (f"-{slugs.count(slug)}" if slug in slugs else ""))
+    return slugs
 
 
 def links(path):
@@ -128,9 +128,9 @@ def test_the_names_in_the_theory_exist():
     names = re.findall(r"`theory\.([\w.]+)", text)
     assert len(names) >= 9
     for name in names:
-        found = theory
+        member = theory
         for part in name.split("."):
-            found = getattr(found, part)
+            member = getattr(member, part)
 
 
 def test_the_readme_is_short_and_starts_with_the_picture():

@@ -32,9 +32,9 @@ def fields(samples=SAMPLES, points=POINTS, dtype=torch.float64):
 
 
 def stack(candidates, batch_size=3, dtype=torch.float64, points=POINTS, **options):
-    made = Stack(
+    models = Stack(
         [backbone(seed, dtype=dtype) for seed in SEEDS],
         candidates, 1, batch_size=batch_size, total=STEPS, seeds=SEEDS, **options,
     )  # fmt: skip
-    made.feed(*fields(points=points, dtype=dtype))
-    return made
+    models.feed(*fields(points=points, dtype=dtype))
+    return models

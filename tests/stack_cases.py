@@ -35,9 +35,9 @@ def data(seeds=2, n=ROWS, dtype=torch.float64):
 
 def stack(candidates, seeds=(0, 3), dtype=torch.float64, batch_size=8, **options):
     backbones = [mlp([INPUTS, 10, WIDTH], generator=torch.Generator().manual_seed(s)).to(dtype) for s in seeds]
-    made = Stack(backbones, candidates, OUTPUTS, batch_size=batch_size, total=STEPS, seeds=seeds, **options)
-    made.feed(*data(len(seeds), dtype=dtype))
-    return made
+    models = Stack(backbones, candidates, OUTPUTS, batch_size=batch_size, total=STEPS, seeds=seeds, **options)
+    models.feed(*data(len(seeds), dtype=dtype))
+    return models
 
 
 def measured():

@@ -137,7 +137,7 @@ def test_many_samples_are_made_in_blocks_that_are_kept(tmp_path, monkeypatch):
     whole = burgers.load(samples=14, points=256)
     (tmp_path / "burgers-1-14-256.npz").unlink()
     monkeypatch.setattr(burgers, "_BLOCK", 5)
-    solve, calls, told = burgers.cole_hopf, [], []
+    solve, calls, reports = burgers.cole_hopf, [], []
 
     def stops(u0, *arguments, **options):
         calls.append(len(u0))
@@ -149,9 +149,9 @@ def test_many_samples_are_made_in_blocks_that_are_kept(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         burgers.load(samples=14, points=256)
     assert len(list(tmp_path.glob("*.part-*"))) == 2
-    blocks = burgers.load(samples=14, points=256, progress=lambda *counts: told.append(counts))
+    blocks = burgers.load(samples=14, points=256, progress=lambda *counts: reports.append(counts))
     assert calls == [5, 5, 4, 4]
-    assert told == [(5, 14), (10, 14), (14, 14)]
+    assert reports == [(5, 14), (10, 14), (14, 14)]
     assert [path.name for path in tmp_path.iterdir()] == ["burgers-1-14-256.npz"]
     assert torch.equal(blocks.x_test, whole.x_test)
     assert (blocks.y_test - whole.y_test).abs().max() < 1e-6

@@ -25,8 +25,12 @@ def official(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     sums = {}
     for name, count, seed in (("train", 40, 0), ("test", 20, 1)):
-        made = cifar.synthetic(count, seed)
-        body = {b"data": made.x.reshape(count, -1), b"fine_labels": made.y.tolist(), b"batch_label": b"made for a test"}
+        images = cifar.synthetic(count, seed)
+        body = {
+            b"data": images.x.reshape(count, -1),
+            b"fine_labels": images.y.tolist(),
+            b"batch_label": b"made for a test",
+        }
         (folder / name).write_bytes(pickle.dumps(body, protocol=3))
         sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
     archive = folder.parent / cifar.ARCHIVE
@@ -38,9 +42,9 @@ def official(tmp_path, monkeypatch):
     return folder.parent
 
 
-def same(found, count, seed):
-    made = cifar.synthetic(count, seed)
-    return np.array_equal(found.x, made.x) and np.array_equal(found.y, made.y)
+def same(images, count, seed):
+    expected = cifar.synthetic(count, seed)
+    return np.array_equal(images.x, expected.x) and np.array_equal(images.y, expected.y)
 
 
 def test_the_archive_is_downloaded_once(official, monkeypatch):
@@ -139,20 +143,20 @@ def test_mosaics(tmp_path, monkeypatch):
 
 
 def test_a_split_has_every_image_once_and_comes_from_the_seed():
-    found = cifar.synthetic(100)
+    images = cifar.synthetic(100)
     split, again, other = (cifar.load(seed, 100, source="synthetic") for seed in (3, 3, 4))
     assert len(split.x_train) == 80
     assert len(split.x_test) == 50
     joined = torch.cat([split.x_train, split.x_validation]).flatten(1)
-    assert {row.tobytes() for row in joined.numpy()} == {row.tobytes() for row in found.x.reshape(100, -1)}
+    assert {row.tobytes() for row in joined.numpy()} == {row.tobytes() for row in images.x.reshape(100, -1)}
     assert torch.equal(split.x_train, again.x_train)
     assert not torch.equal(split.x_train, other.x_train)
     assert torch.equal(split.x_test, other.x_test)
     x = cifar.normalise(split.x_train, split.mean, split.std)
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(x.std((0, 2, 3)), torch.ones(3), atol=1e-3)
-    first = (split.x_train[0].flatten() == torch.from_numpy(found.x.reshape(100, -1))).all(1).nonzero().item()
-    assert split.y_train[0] == found.y[first]
+    first = (split.x_train[0].flatten() == torch.from_numpy(images.x.reshape(100, -1))).all(1).nonzero().item()
+    assert split.y_train[0] == images.y[first]
 
 
 def test_bad_limits_and_sources_are_named():
@@ -167,8 +171,8 @@ def test_augmentation_against_one_image_at_a_time():
     g = torch.Generator().manual_seed(0)
     shift = torch.randint(0, 2 * cifar.SHIFT + 1, (20, 2), generator=g)
     flip = torch.rand(20, generator=g) < 0.5
-    found = cifar.augment(x, shift, flip)
-    for image, (down, right), mirrored, result in zip(x, shift.tolist(), flip, found):
+    augmented = cifar.augment(x, shift, flip)
+    for image, (down, right), mirrored, result in zip(x, shift.tolist(), flip, augmented):
         padded = torch.zeros(3, 40, 40, dtype=torch.uint8)
         padded[:, 4:36, 4:36] = image
         crop = padded[:, down : down + 32, right : right + 32]

@@ -220,9 +220,9 @@ def test_the_solved_layers_are_solved():
 
 
 def test_the_loss_is_summed_over_classes():
-    made = model(config_of("l2"))
+    classifier = model(config_of("l2"))
     z, y = torch.zeros(4, 10), torch.tensor([0, 1, 2, 3])
-    assert float(made._objective(z, y)) == pytest.approx(1.0)  # one target of one a sample
+    assert float(classifier._objective(z, y)) == pytest.approx(1.0)  # one target of one a sample
     assert float(model(config_of("cross-entropy"))._objective(z, y)) == pytest.approx(math.log(10))
 
 
@@ -231,12 +231,12 @@ def test_the_rate_rises_and_falls_and_the_memory_follows(optimizer):
     if (why := optimizers.missing(optimizer)) is not None:
         pytest.skip(why)
     config = config_of("kalman", optimizer, epochs=4)
-    made, rates, forgets = model(config), [], []
-    while made.t < made.total:
-        made.advance()
-        rates.append(float(made.lr))
-        forgets.append(float(made.head.rule.forget(made.head.step)))
-    assert made.total == 20
+    classifier, rates, forgets = model(config), [], []
+    while classifier.t < classifier.total:
+        classifier.advance()
+        rates.append(float(classifier.lr))
+        forgets.append(float(classifier.head.rule.forget(classifier.head.step)))
+    assert classifier.total == 20
     assert rates[:3] == pytest.approx([config["lr"] / 3, config["lr"] * 2 / 3, config["lr"]])
     assert all(b < a for a, b in zip(rates[2:], rates[3:]))
     assert rates[11] == pytest.approx(config["lr"] * 0.5)
@@ -245,11 +245,11 @@ def test_the_rate_rises_and_falls_and_the_memory_follows(optimizer):
 
 
 def test_bf16_autocast_on_the_cpu():
-    made = model(config_of("proximal", precision="bf16", lr=0.05))
-    phi = made._features(torch.zeros(2, 3, 32, 32))
+    classifier = model(config_of("proximal", precision="bf16", lr=0.05))
+    phi = classifier._features(torch.zeros(2, 3, 32, 32))
     assert phi.dtype == torch.float32
-    assert made.head.weight.dtype == torch.float32
-    rows = made.train()
+    assert classifier.head.weight.dtype == torch.float32
+    rows = classifier.train()
     assert math.isfinite(rows[-1]["train"])
 
 
@@ -433,8 +433,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 def test_claims_of_a_real_folder_and_of_a_wrong_one(folder, tmp_path):
-    found = claims_cifar.check(folder)
-    told = " ".join(c.claim for c in found)
+    verdicts = claims_cifar.check(folder)
+    text = " ".join(c.claim for c in verdicts)
     for words in (
         "proximal beats l2",
         "Algorithms 1 and 2",
@@ -443,7 +443,7 @@ def test_claims_of_a_real_folder_and_of_a_wrong_one(folder, tmp_path):
         "less confident",
         "kalman is never behind proximal",
     ):
-        assert words in told
+        assert words in text
     results.save(pd.DataFrame({"study": ["methods"]}), tmp_path)
     with pytest.raises(ValueError, match="there is no column 'confidence'"):
         claims_cifar.check(tmp_path)

@@ -26,11 +26,11 @@ def test_the_quantile_is_that_of_the_definition(alpha, k):
     place = int(np.ceil((1 - alpha) * (k + 1)))
     if place > k:
         with pytest.warns(UserWarning, match="too few"):
-            found = reach(table(distances, np.ones(k)), alpha)
+            quantile = reach(table(distances, np.ones(k)), alpha)
         place = k
     else:
-        found = reach(table(distances, np.ones(k)), alpha)
-    np.testing.assert_allclose(found, np.sort(distances, 0)[place - 1])
+        quantile = reach(table(distances, np.ones(k)), alpha)
+    np.testing.assert_allclose(quantile, np.sort(distances, 0)[place - 1])
 
 
 def test_a_weight_of_two_is_a_row_twice_in_the_limit():
@@ -143,11 +143,11 @@ def test_distances_are_those_of_all_members():
     held = torch.zeros(members, n, dtype=torch.bool)
     held[:4, : n // 2] = held[4:, n // 2 :] = True
     rows = TrainingRows(torch.arange(n, dtype=torch.float64)[:, None], y, None, held)
-    found = held_out(FakeEngine(noise), np.full(members, 1 / members), rows)
-    assert len(found.weights) == n
-    raw = (found.targets - found.outputs).square().mean()
+    predictions = held_out(FakeEngine(noise), np.full(members, 1 / members), rows)
+    assert len(predictions.weights) == n
+    raw = (predictions.targets - predictions.outputs).square().mean()
     assert float(raw) == pytest.approx(target_noise**2 + 1 / 4, rel=0.03)
-    assert float(found.distances().square().mean()) == pytest.approx(target_noise**2 + 1 / 8, rel=0.03)
+    assert float(predictions.distances().square().mean()) == pytest.approx(target_noise**2 + 1 / 8, rel=0.03)
 
 
 def test_one_set_of_members_has_nothing_to_spare():
@@ -156,6 +156,6 @@ def test_one_set_of_members_has_nothing_to_spare():
     held[:, :20] = True
     rows = TrainingRows(torch.arange(100, dtype=torch.float64)[:, None], torch.ones(100, 1), None, held)
     shares = np.array([0.5, 0.3, 0.2])
-    found = held_out(FakeEngine(torch.randn(3, 100, generator=g, dtype=torch.float64)), shares, rows)
-    assert len(found.weights) == 20
-    torch.testing.assert_close(found.distances(), (found.targets - found.outputs).abs())
+    predictions = held_out(FakeEngine(torch.randn(3, 100, generator=g, dtype=torch.float64)), shares, rows)
+    assert len(predictions.weights) == 20
+    torch.testing.assert_close(predictions.distances(), (predictions.targets - predictions.outputs).abs())

@@ -143,15 +143,15 @@ def test_bad_input_is_named_and_changes_nothing(dims, phi, y, message):
 @pytest.mark.parametrize("points", [5, 50, 333])
 def test_a_head_shared_over_space_may_add_up_in_any_pieces(points, rule, monkeypatch):
     phi, y = (torch.randn(4, points, size, dtype=torch.float64) for size in (6, 2))
-    found = []
+    solutions = []
     for chunk in (1, 7, 4 * points - 1, 10**6):
         monkeypatch.setattr(route, "CHUNK", chunk)
         head = cf.ClosedFormLinear(6, 2, rule=rule, dtype=torch.float64)
         head.solve(phi, y)
         head.solve(phi.flip(0), y)
-        found.append(head.weight.clone())
-    for weights in found[:-1]:
-        assert relative(weights, found[-1]) < 1e-10
+        solutions.append(head.weight.clone())
+    for weights in solutions[:-1]:
+        assert relative(weights, solutions[-1]) < 1e-10
 
 
 def test_a_weight_a_field_is_that_weight_at_all_its_points():

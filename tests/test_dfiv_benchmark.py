@@ -51,15 +51,15 @@ def test_a_run_that_diverges_is_the_worst_and_no_error():
 
 @pytest.mark.parametrize("family", ["sprites", "demand"])
 def test_the_sample_is_of_the_space_and_fits_the_time(family):
-    found = dfiv_search.candidates(family)
-    assert len(set(found)) == len(found) == dfiv_search.COUNT[family]
+    settings = dfiv_search.candidates(family)
+    assert len(set(settings)) == len(settings) == dfiv_search.COUNT[family]
     space = {**dfiv_search.SPACE, **dfiv_search.OWN[family]}
     for name, values in space.items():
-        taken = {getattr(setting, name) for setting in found}
+        taken = {getattr(setting, name) for setting in settings}
         assert taken == set(values), name  # every value is tried
     for task in dfiv_tasks.TASKS:
         if task.demand == (family == "demand"):
-            for setting in found:
+            for setting in settings:
                 count = dfiv_tasks.iterations(task, setting)
                 an_iteration, ending = (dfiv_tasks._price(part) for part in dfiv_tasks.work(task, setting))
                 assert count == 1 or count * an_iteration + ending <= dfiv_tasks.SHARE * task.limit_s
@@ -98,13 +98,13 @@ def test_sprites_are_chosen_by_the_points_and_by_outcomes(tmp_path, monkeypatch)
     monkeypatch.setitem(dfiv_search.BY_NAME, small.name, small)
     validation, _ = dfiv_tasks.points("paper")
     monkeypatch.setattr(dfiv_search, "points", lambda design: (validation if design == "paper" else None, None))
-    found, other = dfiv_search.search([small, SMALL], tmp_path, 1, quick=True)
-    errors = [row["points"] for row in found["points"]]
+    sprites, other = dfiv_search.search([small, SMALL], tmp_path, 1, quick=True)
+    errors = [row["points"] for row in sprites["points"]]
     assert errors == sorted(errors)
     assert all(np.isfinite(errors))
-    assert found["outcomes"][0]["as_good"]
-    assert {row["setting"]["pool"] for row in found["points"]} <= {2, 4}
-    assert found["survivors"] == len(found["outcomes"]) == len(found["points"]) == 3
+    assert sprites["outcomes"][0]["as_good"]
+    assert {row["setting"]["pool"] for row in sprites["points"]} <= {2, 4}
+    assert sprites["survivors"] == len(sprites["outcomes"]) == len(sprites["points"]) == 3
     assert "points" not in other
 
 

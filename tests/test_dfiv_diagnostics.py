@@ -48,9 +48,9 @@ def test_calibration_is_unbiased_with_many_instruments():
             torch.nn.Identity(), torch.nn.Identity(), widths=[1, 80],
             rules=Rules.ridge(relative(0.1), relative(0.1)), lr=1e-3,
         )  # fmt: skip
-        for found, kept in ((plain, False), (calibrated, True)):
+        for slopes, kept in ((plain, False), (calibrated, True)):
             layers = reestimated(model, data, Split.halves(400, seed), 1e-9, 1e-9, (1, 80, 0), calibrated=kept)
-            found.append(float(layers.w[0, 0] / layers.psi.scale[0]))
+            slopes.append(float(layers.w[0, 0] / layers.psi.scale[0]))
     assert np.mean(plain) < 1.5
     assert abs(np.mean(calibrated) - 2) < 0.2
 
@@ -118,15 +118,15 @@ def test_treatments_moved_together_are_jointly_weak():
     Z, U = rng.standard_normal((1000, 2)), rng.standard_normal((1000, 2))
     X = np.column_stack([Z[:, 0] + U[:, 0], Z[:, 0] + 0.02 * Z[:, 1] + U[:, 1]])
     y = X @ [1, -1] + U.sum(1)
-    told = DFIVRegressor(features="linear").fit(X, y, Z=Z).summary()
+    summary = DFIVRegressor(features="linear").fit(X, y, Z=Z).summary()
     C, fitted = X - X.mean(0), Z - Z.mean(0)
     fitted = fitted @ np.linalg.lstsq(fitted, C, rcond=None)[0]
     noise = (C - fitted).T @ (C - fitted) / (1000 - 3)
     slow = np.linalg.eigvals(np.linalg.solve(noise, fitted.T @ fitted / 2)).real.min()
-    assert told.cragg_donald == pytest.approx(slow, rel=1e-6)
-    assert told.first_stage_f > 100
-    assert [text for text in told.warnings if text.startswith("jointly weak")]
-    assert "Cragg-Donald" in str(told)
+    assert summary.cragg_donald == pytest.approx(slow, rel=1e-6)
+    assert summary.first_stage_f > 100
+    assert [text for text in summary.warnings if text.startswith("jointly weak")]
+    assert "Cragg-Donald" in str(summary)
     X[:, 1] += Z[:, 1]
     strong = DFIVRegressor(features="linear").fit(X, X @ [1, -1] + U.sum(1), Z=Z).summary()
     assert not strong.warnings
@@ -143,21 +143,21 @@ def test_anderson_rubin_on_the_card_data():
     equal = linear.anderson_rubin(*parts)
     assert equal.F == pytest.approx(5.415, abs=5e-4)
     assert equal.p == pytest.approx(0.0200, abs=5e-5)
-    told = DFIVRegressor(features="linear").fit(c.X, c.y, Z=c.Z, W=c.W).summary()
-    assert told.anderson_rubin_f == linear.anderson_rubin(*parts, robust=True).F == pytest.approx(5.726, abs=5e-4)
-    assert "F = 5.73, p = 0.0168 (robust, and valid however weak the instruments)" in str(told)
+    summary = DFIVRegressor(features="linear").fit(c.X, c.y, Z=c.Z, W=c.W).summary()
+    assert summary.anderson_rubin_f == linear.anderson_rubin(*parts, robust=True).F == pytest.approx(5.726, abs=5e-4)
+    assert "F = 5.73, p = 0.0168 (robust, and valid however weak the instruments)" in str(summary)
 
 
 def test_anderson_rubin_against_dummies_of_its_formula():
     X, y, Z, W = design(60)
-    found = linear.anderson_rubin(X, y, Z, W, 2.0)
+    result = linear.anderson_rubin(X, y, Z, W, 2.0)
     target, full = y - 2 * X[:, 0], np.column_stack([Z, W, np.ones(60)])
 
     def left(A):
         return np.square(target - A @ np.linalg.lstsq(A, target, rcond=None)[0]).sum()
 
-    assert found.degrees == (1, 56)
-    assert found.F == pytest.approx((left(full[:, 1:]) - left(full)) / (left(full) / 56))
+    assert result.degrees == (1, 56)
+    assert result.F == pytest.approx((left(full[:, 1:]) - left(full)) / (left(full) / 56))
 
 
 def test_the_robust_anderson_rubin_is_walds():
@@ -169,12 +169,12 @@ def test_the_robust_anderson_rubin_is_walds():
     b = inverse @ full.T @ target
     residual = (target - full @ b) / (1 - np.einsum("ij,jk,ik->i", full, inverse, full))
     V = inverse @ (full.T * residual**2) @ full @ inverse
-    found = linear.anderson_rubin(X, y, Z, W, 2.0, robust=True)
-    assert found.degrees == (2, 55)
-    assert found.F == pytest.approx(b[:2] @ np.linalg.solve(V[:2, :2], b[:2]) / 2)
+    result = linear.anderson_rubin(X, y, Z, W, 2.0, robust=True)
+    assert result.degrees == (2, 55)
+    assert result.F == pytest.approx(b[:2] @ np.linalg.solve(V[:2, :2], b[:2]) / 2)
     more = linear.anderson_rubin(X, y, np.column_stack([Z, Z @ [1e3, -2.0] + W[:, 0]]), W, 2.0, robust=True)
     assert more.degrees == (2, 55)
-    assert more.F == pytest.approx(found.F)
+    assert more.F == pytest.approx(result.F)
 
 
 def test_unequal_variances_are_no_effect():
@@ -195,26 +195,26 @@ def test_instruments_that_no_line_sees_are_not_weak():
     z, u = rng.standard_normal((2, 600))
     x = z**2 + 0.5 * u
     options = SMALL | {"max_iter": 40, "lam_inner": 1.0}
-    told = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
-    assert told.first_stage_f < 10
-    assert max(told.feature_r2) > 0.7
-    assert [text[:26] for text in told.warnings] == ["a straight line through th"]
+    summary = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert summary.first_stage_f < 10
+    assert max(summary.feature_r2) > 0.7
+    assert [text[:26] for text in summary.warnings] == ["a straight line through th"]
     x = x - z**2
-    told = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
-    assert [text for text in told.warnings if text.startswith("weak instruments") and "deep fit" in text]
-    told = DFIVRegressor(features="linear").fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
-    assert [text for text in told.warnings if text.startswith("weak instruments") and "deep" not in text]
+    summary = DFIVRegressor(**options).fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert [text for text in summary.warnings if text.startswith("weak instruments") and "deep fit" in text]
+    summary = DFIVRegressor(features="linear").fit(x[:, None], 2 * x + 2 * u, Z=z[:, None]).summary()
+    assert [text for text in summary.warnings if text.startswith("weak instruments") and "deep" not in text]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_differences_are_of_what_the_treatment_does(seed):
     """Strong instruments beside controls give no pause; weak ones do."""
     z, c, u = np.random.default_rng(seed).standard_normal((3, 1500))
-    told = []
+    summaries = []
     for x in (z + 0.5 * u + c, 0.05 * z + u + c):
         model = DFIVRegressor(treatment="linear", lam_inner=0.01, random_state=0)
-        told.append(model.fit(x[:, None], 2 * x + 2 * u + c, Z=z[:, None], W=c[:, None]).summary())
-    strong, weak = told
+        summaries.append(model.fit(x[:, None], 2 * x + 2 * u + c, Z=z[:, None], W=c[:, None]).summary())
+    strong, weak = summaries
     assert strong.warnings == []
     assert max(strong.gap, strong.disagreement) < 0.1 < weak.gap
     assert {text.split(":")[0][:22] for text in weak.warnings} >= {"weak instruments", "the layers of training"}
@@ -226,12 +226,12 @@ OUTCOME = np.random.default_rng(0).standard_normal(50)
 def summarised(**changes):
     X, y, Z, W = design()
     f = OUTCOME
-    told = {
+    arguments = {
         "stages": (80, 80, 40), "feature_r2": np.ones(2), "identified": 0.5, "effects": [f, f + 0.01],
         "curves": [[f, 1.1 * f], [f, f]], "outcome": f, "outcome_expected": f, "controlled": True, "values": 200,
         "tried": [], "used": "",
     }  # fmt: skip
-    return deep_part(linear_part(X, y, Z, W, ["x"]), **told | changes).warnings
+    return deep_part(linear_part(X, y, Z, W, ["x"]), **arguments | changes).warnings
 
 
 F = np.arange(50.0) - 24.5
@@ -295,22 +295,22 @@ def test_effects_and_scores_check_their_input():
 
 def test_replicates_are_of_their_backbone(tmp_path):
     X, y, Z, _ = design()
-    made = []
+    models = []
     for width in (5, 6):
         torch.manual_seed(width)
         net = torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Tanh())
-        made.append(DFIVRegressor(**SMALL | {"max_iter": 2, "members": 1}, backbone=net).fit(X, y, Z=Z))
+        models.append(DFIVRegressor(**SMALL | {"max_iter": 2, "members": 1}, backbone=net).fit(X, y, Z=Z))
     rows = Observations(X, y, Z, None)
-    before = digest(made[0], rows)
-    assert before != digest(made[1], rows)
-    made[0].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
+    before = digest(models[0], rows)
+    assert before != digest(models[1], rows)
+    models[0].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
-    file.rename(tmp_path / f"{digest(made[1], rows)}-0000.safetensors")  # of another shape: made again
-    made[1].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
-    assert np.isfinite(made[1].replicates_[0].predict(X)).all()
+    file.rename(tmp_path / f"{digest(models[1], rows)}-0000.safetensors")  # of another shape: made again
+    models[1].bootstrap(X, y, Z=Z, replicates=1, folder=tmp_path)
+    assert np.isfinite(models[1].replicates_[0].predict(X)).all()
     with torch.no_grad():
-        made[0].backbone[0].weight.add_(1.0)
-    assert digest(made[0], rows) != before
+        models[0].backbone[0].weight.add_(1.0)
+    assert digest(models[0], rows) != before
 
 
 def test_draws_that_cannot_be_fitted_are_drawn_again(capsys):

@@ -181,9 +181,9 @@ def test_copies_of_a_row_stay_in_one_stage(monkeypatch):
     drawn = np.random.default_rng(0).integers(200, size=200)
     seen, diagnosed = [], fitting.diagnosed
 
-    def spy(made, trained, tried, data, splits, held, values):
+    def spy(summary, trained, tried, data, splits, held, values):
         seen.extend([splits[0].first, splits[0].second, held])
-        return diagnosed(made, trained, tried, data, splits, held, values)
+        return diagnosed(summary, trained, tried, data, splits, held, values)
 
     monkeypatch.setattr(fitting, "diagnosed", spy)
     model = DFIVRegressor(**SMALL | {"max_iter": 1})
@@ -201,11 +201,11 @@ def test_the_summary_says_what_is_weak():
     z, u = rng.integers(0, 2, n).astype(float), rng.standard_normal(n)
     x = 0.05 * z + u
     y = x + u + rng.standard_normal(n)
-    told = DFIVRegressor(**SMALL).fit(x[:, None], y, Z=z[:, None]).summary()
-    assert any("weak instruments" in text for text in told.warnings)
-    assert any("only 2 different values" in text for text in told.warnings)
-    assert "E[g(X)|Z] = 0" in str(told)
-    assert told.first_stage_f == pytest.approx(linear.first_stage(x[:, None], z[:, None]).F)
+    summary = DFIVRegressor(**SMALL).fit(x[:, None], y, Z=z[:, None]).summary()
+    assert any("weak instruments" in text for text in summary.warnings)
+    assert any("only 2 different values" in text for text in summary.warnings)
+    assert "E[g(X)|Z] = 0" in str(summary)
+    assert summary.first_stage_f == pytest.approx(linear.first_stage(x[:, None], z[:, None]).F)
     strong = DFIVRegressor(features="linear").fit(*design()[:2], Z=design()[2]).summary()
     assert strong.first_stage_f > 100
     assert not strong.warnings

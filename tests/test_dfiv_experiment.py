@@ -102,7 +102,7 @@ def test_bad_requests_are_told(tmp_path):
         claims.check("dfiv", tmp_path)
 
 
-def made(tmp_path, errors):
+def checks(tmp_path, errors):
     """A table with these final errors by batch size and line."""
     rows = [
         {"batch_size": size, "method": method, "lr": 1e-3, "lam_1": 1.0, "lam_2": 1.0, "seed": seed, "step": step,
@@ -123,10 +123,10 @@ def test_claims_hold_where_the_figures_say_so(tmp_path):
         small = size <= claims_dfiv.SMALL
         good[size, "proximal"], good[size, "proximal online"] = 4.0, 4.2
         good[size, "ridge"], good[size, "ridge online"] = (9.0, 30.0) if small else (4.3, 4.4)
-    assert all(check.holds for check in made(tmp_path / "good", good))
+    assert all(check.holds for check in checks(tmp_path / "good", good))
     bad = {key: 4.0 if key[1].startswith("ridge") else 9.0 for key in good}
     bad |= {(size, "proximal online"): 20.0 for size in sizes}
-    verdicts = made(tmp_path / "bad", bad)
+    verdicts = checks(tmp_path / "bad", bad)
     assert not any(check.holds for check in verdicts)
     assert "16: 0.50" in verdicts[0].figures  # 5 / 10: the mean of the seeds is one above
 

@@ -38,8 +38,8 @@ def test_requests_of_metadata_outlive_a_fit():
         before = str(model.get_metadata_routing())
         model.fit(X, y, Z=Z, W=W)
         assert str(model.get_metadata_routing()) == before
-        found = GridSearchCV(model, {"lam_inner": [0.01, 1.0]}, cv=2, error_score="raise").fit(X, y, Z=Z, W=W)
-        assert np.isfinite(found.best_score_)
+        search = GridSearchCV(model, {"lam_inner": [0.01, 1.0]}, cv=2, error_score="raise").fit(X, y, Z=Z, W=W)
+        assert np.isfinite(search.best_score_)
         line = make_pipeline(StandardScaler(), DFIVRegressor("linear").set_fit_request(Z=True)).fit(X, y, Z=Z)
         assert np.isfinite(line.predict(X)).all()
         straight = DFIVRegressor("linear").set_fit_request(Z=True, W=True).set_score_request(Z=True, W=True)
@@ -63,10 +63,10 @@ def test_a_linear_score_given_the_instruments(tmp_path):
     at = np.column_stack([full @ np.linalg.lstsq(full, X, rcond=None)[0], full[:, 1:]])
     fitted = at @ np.linalg.lstsq(at, y, rcond=None)[0]  # two-stage least squares, its second stage
     expected = 1 - np.square(y - fitted).sum() / np.square(y - y.mean()).sum()
-    given = {"Z": np.column_stack([W[:, 0], Z]), "W": W}
-    assert model.score(X, y, **given) == pytest.approx(expected)
+    columns = {"Z": np.column_stack([W[:, 0], Z]), "W": W}
+    assert model.score(X, y, **columns) == pytest.approx(expected)
     model.save(tmp_path / "model")
-    assert load(tmp_path / "model").score(X, y, **given) == pytest.approx(expected)
+    assert load(tmp_path / "model").score(X, y, **columns) == pytest.approx(expected)
     with pytest.raises(TypeError):
         model.score(X, y, Z, W)  # fit has Z before W, and an older score had W before Z
 
@@ -76,18 +76,18 @@ def test_a_linear_score_given_the_instruments(tmp_path):
 
 def test_replicates_take_the_layers_of_the_fit(monkeypatch, tmp_path):
     X, y, Z, _ = design()
-    for at, told in ((-1, 0.0), (2, choice.RIDGES[2])):
+    for at, ridge in ((-1, 0.0), (2, choice.RIDGES[2])):
         with monkeypatch.context() as patch:
             taken = choice.Contender.taking
             patch.setattr(choice.Contender, "taking", lambda trial, _, at=at, taken=taken: taken(trial, at))
             model = DFIVRegressor(**SMALL).fit(X, y, Z=Z)
-        assert [member.ridge for member in model.members_] == [told, told]
+        assert [member.ridge for member in model.members_] == [ridge, ridge]
         model.members_[0].first, model.members_[1].first = 1e-6, 1.0  # as if stage one had chosen these
         model.save(tmp_path / "model")
         again = load(tmp_path / "model").bootstrap(X, y, Z=Z, replicates=2)
         model.bootstrap(X, y, Z=Z, replicates=2)
         for a, b in zip(model.replicates_, again.replicates_):
-            assert [(member.first, member.ridge) for member in a.members_] == [(1e-6, told), (1.0, told)]
+            assert [(member.first, member.ridge) for member in a.members_] == [(1e-6, ridge), (1.0, ridge)]
             assert np.array_equal(a.predict(X), b.predict(X))
 
 
@@ -157,11 +157,11 @@ def test_treatments_that_do_not_vary_by_themselves_are_refused(options):
 def test_strength_is_never_negative():
     X, _, Z, W = design()
     for degenerate in (W[:, :1], np.full((200, 1), 0.1), 3 * W[:, :1] - 1e3 * W[:, 1:]):
-        found = linear.first_stage(np.column_stack([X, degenerate]), Z, W)
-        assert found.F == 0
-        assert found.partial_r2[1] == 0
-        assert 0 < found.partial_r2[0] < 1
-        assert found.p == 1
+        strength = linear.first_stage(np.column_stack([X, degenerate]), Z, W)
+        assert strength.F == 0
+        assert strength.partial_r2[1] == 0
+        assert 0 < strength.partial_r2[0] < 1
+        assert strength.p == 1
 
 
 def test_texts_are_told_with_their_column():

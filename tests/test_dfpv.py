@@ -63,16 +63,16 @@ def test_intervals_come_from_the_bootstrap(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 8
     low, high = model.interval(A[:5], level=0.9)
     assert (low < high).all()
-    found, low, high = model.effect(0, 1, level=0.9)
-    assert low < found < high
+    effect, low, high = model.effect(0, 1, level=0.9)
+    assert low < effect < high
 
 
 def by_hand(A, y, Z, W, at):
     """Two-stage least squares, averaged over W."""
     first = np.column_stack([Z, A, np.ones(len(y))])
     fitted = first @ np.linalg.lstsq(first, W, rcond=None)[0]
-    found = np.linalg.lstsq(np.column_stack([fitted, A, np.ones(len(y))]), y, rcond=None)[0]
-    return found[0] * W.mean() + at @ found[1:-1] + found[-1]
+    coefficients = np.linalg.lstsq(np.column_stack([fitted, A, np.ones(len(y))]), y, rcond=None)[0]
+    return coefficients[0] * W.mean() + at @ coefficients[1:-1] + coefficients[-1]
 
 
 def test_replicates_are_averaged_over_the_rows_drawn_for_them(tmp_path):
@@ -121,15 +121,15 @@ def test_observed_causes_are_averaged_over_with_the_proxies(tmp_path):
 @pytest.mark.parametrize("bridge", [SMALL, DFIVRegressor(features="linear")])
 def test_a_fit_can_be_saved(bridge, tmp_path):
     A, y, Z, W, C = controlled(200)
-    for given in ({}, {"C": C}):
-        model = DFPVRegressor(bridge).fit(A, y, Z=Z, W=W, **given)
+    for controls in ({}, {"C": C}):
+        model = DFPVRegressor(bridge).fit(A, y, Z=Z, W=W, **controls)
         model.save(tmp_path / "model")
         read = load(tmp_path / "model")
         assert isinstance(read, DFPVRegressor)
         assert np.allclose(read.predict(A[:9]), model.predict(A[:9]), rtol=1e-12, atol=1e-12)
         assert str(read.summary()) == str(model.summary())
         assert read.get_params()["bridge__features"] == bridge.features
-        assert len(read.bootstrap(A, y, Z=Z, W=W, **given, replicates=1).bridge_.replicates_) == 1
+        assert len(read.bootstrap(A, y, Z=Z, W=W, **controls, replicates=1).bridge_.replicates_) == 1
 
 
 def test_the_summary_is_of_the_treatment():
@@ -142,11 +142,11 @@ def test_the_summary_is_of_the_treatment():
     low = fit.controls[0] - 1.96 * np.sqrt(fit.covariance[1, 1])
     for bridge in (SMALL, DFIVRegressor(features="linear")):
         model = DFPVRegressor(bridge).fit(table, y, **proxies)
-        told = str(model.summary())
-        assert f"price: {fit.controls[0]:.4f} (robust 95 % {low:.4f} to" in told
-        assert "rain: " in told
-        assert f"views: partial R2 of Z {fit.first_stage.partial_r2[0]:.4f}" in told
-        assert not [word for word in ("instrument", "Anderson", "treatment", "control") if word in told]
+        printed = str(model.summary())
+        assert f"price: {fit.controls[0]:.4f} (robust 95 % {low:.4f} to" in printed
+        assert "rain: " in printed
+        assert f"views: partial R2 of Z {fit.first_stage.partial_r2[0]:.4f}" in printed
+        assert not [word for word in ("instrument", "Anderson", "treatment", "control") if word in printed]
         for call in (model.predict, lambda a, model=model: model.effect(a, a)):
             with pytest.raises(ValueError, match="are rain, price; expected those of the fit, price, rain"):
                 call(table[["rain", "price"]])

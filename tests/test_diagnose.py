@@ -106,14 +106,14 @@ def test_one_solve_goes_as_far_as_it_says(rule, bias, n):
     phi, y = phi[300 : 300 + n], y[300 : 300 + n]
     X = extended(phi, bias)
     before, best = X @ matrix(layer).T, X @ cp.best_layer(X, y).T
-    found = cf.diagnose_batch(layer, phi, y)
+    diagnosis = cf.diagnose_batch(layer, phi, y)
     layer.solve(phi, y)
     after = X @ matrix(layer).T
     way = ((after - before) * (best - before)).sum() / (best - before).square().sum()
-    assert found.moved == pytest.approx(float(way), rel=1e-7)
+    assert diagnosis.moved == pytest.approx(float(way), rel=1e-7)
     gains = [(y - before).square().sum() - (y - end).square().sum() for end in (after, best)]
-    assert found.solve_share == pytest.approx(float(gains[0] / gains[1]), rel=1e-7)
-    assert (len(found.gains), found.held_out) == (1, False)
+    assert diagnosis.solve_share == pytest.approx(float(gains[0] / gains[1]), rel=1e-7)
+    assert (len(diagnosis.gains), diagnosis.held_out) == (1, False)
 
 
 @rules
@@ -122,7 +122,7 @@ def test_solves_are_judged_on_the_other_data(rule):
     phi, y = uneven(200)
     layer = head(6, 3, rule)
     layer.solve(phi[:50], y[:50])
-    found = cf.diagnose(layer, nn.Identity(), whole(phi, y, 20))
+    diagnosis = cf.diagnose(layer, nn.Identity(), whole(phi, y, 20))
     X = extended(phi, True)
 
     def loss(W, rows):
@@ -130,29 +130,30 @@ def test_solves_are_judged_on_the_other_data(rule):
 
     everything = torch.ones(200, dtype=torch.bool)
     full = loss(matrix(layer), everything) - loss(cp.best_layer(X, y), everything)
-    for i, gain in enumerate(found.gains.tolist()):
+    for i, gain in enumerate(diagnosis.gains.tolist()):
         solved, others = copy.deepcopy(layer), everything.clone()
         others[20 * i : 20 * i + 20] = False
         solved.solve(phi[~others], y[~others])
         assert gain == pytest.approx((loss(matrix(layer), others) - loss(matrix(solved), others)) / full, rel=1e-6)
-    assert len(found.gains) == 10
-    assert found.held_out
-    assert found.solve_share == pytest.approx(float(found.gains.mean()))
-    assert f"of a full solve's gain on unseen data (10 tried: median {float(found.gains.median()) * 100:.3g} %" in str(
-        found
+    assert len(diagnosis.gains) == 10
+    assert diagnosis.held_out
+    assert diagnosis.solve_share == pytest.approx(float(diagnosis.gains.mean()))
+    assert (
+        f"of a full solve's gain on unseen data (10 tried: median {float(diagnosis.gains.median()) * 100:.3g} %"
+        in str(diagnosis)
     )
 
 
 def test_what_a_solve_closes_in_each_direction():
     phi, y = uneven(50)
     layer = head(6, 3, cf.Ema(5.0, 0.7), bias=False)
-    found = cf.diagnose_batch(layer, phi, y)
+    diagnosis = cf.diagnose_batch(layer, phi, y)
     U = torch.linalg.svd(phi, full_matrices=False)[0]
     before = (U.T @ (y - phi @ matrix(layer).T)).square().sum(1)
     layer.solve(phi, y)
     after = (U.T @ (y - phi @ matrix(layer).T)).square().sum(1)
-    assert relative(found.closed, 1 - after / before) < 1e-8
-    assert float((found.residual * found.closed).sum()) == pytest.approx(found.solve_share, rel=1e-8)
+    assert relative(diagnosis.closed, 1 - after / before) < 1e-8
+    assert float((diagnosis.residual * diagnosis.closed).sum()) == pytest.approx(diagnosis.solve_share, rel=1e-8)
 
 
 def test_the_training_batch_may_be_of_another_size():
@@ -160,13 +161,13 @@ def test_the_training_batch_may_be_of_another_size():
     phi, y = uneven(200)
     layer = head(6, 3, cf.Proximal(30.0))
     asked = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=50)
-    given = cf.diagnose(layer, nn.Identity(), whole(phi, y, 50))
-    assert asked.batch_size == given.batch_size == 50
-    assert relative(asked.gains, given.gains) < 1e-10
-    assert asked.memory == pytest.approx(given.memory, rel=1e-12)
+    loader_sized = cf.diagnose(layer, nn.Identity(), whole(phi, y, 50))
+    assert asked.batch_size == loader_sized.batch_size == 50
+    assert relative(asked.gains, loader_sized.gains) < 1e-10
+    assert asked.memory == pytest.approx(loader_sized.memory, rel=1e-12)
     small = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=10)
     assert len(small.gains) == 20
-    assert small.lam_ratio == pytest.approx(5 * given.lam_ratio, rel=1e-12)
+    assert small.lam_ratio == pytest.approx(5 * loader_sized.lam_ratio, rel=1e-12)
     none = cf.diagnose(layer, nn.Identity(), whole(phi, y, 30), batch_size=500)
     assert math.isnan(none.solve_share)
     assert "no batch of 500 samples" in str(none)
@@ -178,17 +179,17 @@ def test_a_solve_that_would_be_rejected_moves_nothing():
             return super().update(W, batch, memory, step)._replace(ok=torch.tensor(False))
 
     phi, y = problem(50, 6, 1)
-    found = cf.diagnose_batch(head(6, 1, Broken(1.0)), phi, y)
-    assert (found.moved, found.solve_share) == (0.0, 0.0)
+    diagnosis = cf.diagnose_batch(head(6, 1, Broken(1.0)), phi, y)
+    assert (diagnosis.moved, diagnosis.solve_share) == (0.0, 0.0)
 
 
 def test_a_full_solve_goes_all_the_way():
     """Without lambda, also where the features lack some directions."""
     phi, y = features(30, 6, rank=4), problem(30, 6, 2)[1]
-    found = cf.diagnose_batch(head(6, 2, cf.Ridge(0.0), bias=False), phi, y)
-    assert found.rank == 4
-    assert found.moved == pytest.approx(1)
-    assert found.solve_share == pytest.approx(1)
+    diagnosis = cf.diagnose_batch(head(6, 2, cf.Ridge(0.0), bias=False), phi, y)
+    assert diagnosis.rank == 4
+    assert diagnosis.moved == pytest.approx(1)
+    assert diagnosis.solve_share == pytest.approx(1)
 
 
 @pytest.mark.parametrize("form", ["information", "covariance"])
@@ -285,10 +286,10 @@ def test_pure_noise_is_not_attainable():
     shares, lags = [], []
     for _ in range(20):
         phi, y = (torch.randn(128, k, generator=g, dtype=torch.float64) for k in (64, 3))
-        found = cf.diagnose_batch(cf.ClosedFormLinear(64, 3, dtype=torch.float64), phi, y)
-        assert found.best_error < 0.7 * found.error
-        shares.append(found.attainable)
-        lags.append(found.lag)
+        diagnosis = cf.diagnose_batch(cf.ClosedFormLinear(64, 3, dtype=torch.float64), phi, y)
+        assert diagnosis.best_error < 0.7 * diagnosis.error
+        shares.append(diagnosis.attainable)
+        lags.append(diagnosis.lag)
     assert sum(shares) / 20 < 0.1
     assert sum(lags) / 20 < 0.1
 
@@ -313,10 +314,12 @@ def test_a_large_mean_hides_nothing(mean, where):
 def test_what_sums_of_products_cannot_carry_is_said():
     y = problem(200, 12, 1)[1]
     for condition, words in ((1e4, None), (3e6, "near rounding level"), (1e9, "too weak for sums of products")):
-        found = cf.diagnose(head(12, 1, bias=False), nn.Identity(), whole(features(200, 12, condition=condition), y))
-        assert (found.lost > 0) == (condition == 1e9)
+        diagnosis = cf.diagnose(
+            head(12, 1, bias=False), nn.Identity(), whole(features(200, 12, condition=condition), y)
+        )
+        assert (diagnosis.lost > 0) == (condition == 1e9)
         for text in ("near rounding level", "too weak for sums of products"):
-            assert (text in str(found)) == (text == words), condition
+            assert (text in str(diagnosis)) == (text == words), condition
     broken = features(200, 12)
     broken[:, :3], broken[:, 3:5] = 0, 0.7
     for bias in (True, False):
@@ -354,8 +357,8 @@ def test_a_wide_layer_needs_no_square_matrix():
     """A batch of few rows is diagnosed by its rows: at 50 000 features a D x D matrix would take 20 GB."""
     phi, y = features(8, 50_000), problem(8, 2, 2)[1]
     layer = cf.ClosedFormLinear(50_000, 2, rule=cf.Proximal("auto"), dtype=torch.float64)
-    found = cf.diagnose_batch(layer, phi, y)
-    assert found.lam_ratio == pytest.approx(10)
+    diagnosis = cf.diagnose_batch(layer, phi, y)
+    assert diagnosis.lam_ratio == pytest.approx(10)
 
 
 def test_a_plain_layer_is_diagnosed_too():
@@ -380,6 +383,6 @@ def test_the_default_rule_says_how_long_it_remembers():
     data = batches(12)
     for x, y in data:
         layer.solve(net(x).detach(), y)
-    found = cf.diagnose(layer, net, data)
-    assert found.memory == pytest.approx(layer.memory_.length)
-    assert "memory" in str(found)
+    diagnosis = cf.diagnose(layer, net, data)
+    assert diagnosis.memory == pytest.approx(layer.memory_.length)
+    assert "memory" in str(diagnosis)

@@ -84,25 +84,25 @@ def messages(rank):
     """Bad input on one rank raises on all, and leaves the heads as they were and the group usable."""
     layer = head(6, 2, cf.Proximal(1.0), seed=0)
     phi, y = problem(4, 6, 2)
-    found = []
+    texts = []
     for bad_phi, bad_y in ((phi * float("nan"), y), (phi[:, :5], y), (phi[:0], y[:0]), (phi, y[:2])):
         try:
             layer.solve(bad_phi if rank == 1 else phi, bad_y if rank == 1 else y)
         except ValueError as error:
-            found.append(str(error))
+            texts.append(str(error))
     try:
         layer.commit() if rank == 1 else (layer.accumulate(phi, y), layer.commit())
     except ValueError as error:
-        found.append(str(error))
+        texts.append(str(error))
     layer.accumulate(phi, y)
     layer.accumulate(phi * float("nan") if rank == 1 else phi, y)  # raised by commit, where the others wait
     try:
         layer.commit()
     except ValueError as error:
-        found.append(str(error))
+        texts.append(str(error))
     untouched = torch.equal(matrix(layer), matrix(head(6, 2, cf.Proximal(1.0), seed=0)))
     layer.solve(phi, y)
-    return found, untouched, int(layer.attempts)
+    return texts, untouched, int(layer.attempts)
 
 
 def trained(rank, world):
@@ -236,19 +236,19 @@ def test_weights_and_dtypes_may_differ_between_ranks(ranks):
 
 def test_bad_input_on_one_rank_raises_on_all(ranks):
     for rank, result in enumerate(ranks):
-        found, untouched, attempts = result["messages"]
+        texts, untouched, attempts = result["messages"]
         assert untouched
         assert attempts == 1
-        assert len(found) == 6
+        assert len(texts) == 6
         if rank == 1:
-            assert "NaN or infinite" in found[0]
-            assert "6 features" in found[1]
-            assert "no samples" in found[2]
-            assert "y must have shape" in found[3]
-            assert "nothing was accumulated" in found[4]
-            assert "phi has NaN" in found[5]
+            assert "NaN or infinite" in texts[0]
+            assert "6 features" in texts[1]
+            assert "no samples" in texts[2]
+            assert "y must have shape" in texts[3]
+            assert "nothing was accumulated" in texts[4]
+            assert "phi has NaN" in texts[5]
         else:
-            assert all("rank 1 of the process group rejected" in message for message in found)
+            assert all("rank 1 of the process group rejected" in message for message in texts)
 
 
 def test_ddp_training_is_training_on_the_joined_batch(ranks):

@@ -52,13 +52,13 @@ def test_a_page_is_what_the_committed_results_make_of_it(page, monkeypatch):
 
 
 def test_a_wrong_number_is_noticed():
-    found = sentences()
-    (mark,) = found.MARKED.finditer("0.0574<!-- qm9.sgd.32.kalman -->")
-    assert "it is 0.05733" in found.check(mark)
-    (mark,) = found.MARKED.finditer("34.6 %<!-- imagenet.cross_entropy.end -->")
-    assert found.check(mark) is None
+    module = sentences()
+    (mark,) = module.MARKED.finditer("0.0574<!-- qm9.sgd.32.kalman -->")
+    assert "it is 0.05733" in module.check(mark)
+    (mark,) = module.MARKED.finditer("34.6 %<!-- imagenet.cross_entropy.end -->")
+    assert module.check(mark) is None
     with pytest.raises(KeyError, match="no 'calman' there; known are l2"):
-        found.value("qm9.sgd.32.calman")
+        module.value("qm9.sgd.32.calman")
 
 
 def test_the_rules_that_are_advised_exist():
@@ -197,14 +197,14 @@ class Page(html.parser.HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids |= {found["id"]} if found.get("id") else set()
-        if tag == "a" and found.get("href"):
-            self.leads.append(found["href"])
-        elif tag == "link" and found.get("rel") not in ("index", "search", "next", "prev", "canonical"):
-            self.loads.append(found.get("href"))
-        elif found.get("src"):
-            self.loads.append(found["src"])
+        values = dict(attributes)
+        self.ids |= {values["id"]} if values.get("id") else set()
+        if tag == "a" and values.get("href"):
+            self.leads.append(values["href"])
+        elif tag == "link" and values.get("rel") not in ("index", "search", "next", "prev", "canonical"):
+            self.loads.append(values.get("href"))
+        elif values.get("src"):
+            self.loads.append(values["src"])
 
 
 @pytest.fixture(scope="module")

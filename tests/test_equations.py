@@ -579,25 +579,25 @@ def test_the_problems_of_the_benchmark_have_the_solutions_that_it_says(monkeypat
 def test_the_benchmark_goes_on_where_it_was_stopped_and_keeps_one_version(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     benchmark = load("benchmarks/equations.py")
-    made = []
+    compared = []
 
     def compare(name, quick):
-        if len(made) == 2:
+        if len(compared) == 2:
             raise KeyboardInterrupt
-        made.append(name)
+        compared.append(name)
         return {"problem": name, "title": name, **dict.fromkeys(("trained", "learned", "deepxde", "spectral"))} | {
-            "solved": {"error": float(len(made))}
+            "solved": {"error": float(len(compared))}
         }
 
     monkeypatch.setattr(benchmark, "compare", compare)
     arguments = ["--quick", "--out", str(tmp_path / "rows.json")]
     with pytest.raises(KeyboardInterrupt):
         benchmark.main(arguments)
-    assert made == list(benchmark.QUICK[:2])
-    made.clear()
+    assert compared == list(benchmark.QUICK[:2])
+    compared.clear()
     benchmark.main(arguments)
-    assert made == list(benchmark.QUICK[2:])
-    made.clear()
+    assert compared == list(benchmark.QUICK[2:])
+    compared.clear()
     monkeypatch.setattr(benchmark, "STEPS", 7)
     with pytest.raises(KeyboardInterrupt):
         benchmark.main(arguments)

@@ -186,8 +186,8 @@ def _hostile(name, change):
 )
 def test_a_file_whose_parts_do_not_agree_is_named(change, tmp_path):
     head, tensors = _small()
-    found = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
-    archive.write(tmp_path / "x.st", head if found is None else found, tensors)
+    new_head = change(head := json.loads(head), tensors := {k: v.clone() for k, v in tensors.items()})
+    archive.write(tmp_path / "x.st", head if new_head is None else new_head, tensors)
     with pytest.raises(ValueError, match=r"x\.st (holds no closedform estimator|has a header of list)"):
         load(tmp_path / "x.st")
 

@@ -45,17 +45,19 @@ def test_every_check_of_scikit_learn(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "made", ["ClosedFormRegressor()", "ClosedFormClassifier()", "ClosedFormRegressor(rule='kalman')",
+    "expression", ["ClosedFormRegressor()", "ClosedFormClassifier()", "ClosedFormRegressor(rule='kalman')",
              "ClosedFormRegressor(rule='learned')", "ClosedFormRegressor(early_stopping=False, members=1)"]
 )  # fmt: skip
-def test_every_check_with_the_array_api_on(made):
+def test_every_check_with_the_array_api_on(expression):
     code = (
         "from closedform.estimators import *\nfrom sklearn.utils.estimator_checks import check_estimator\n"
-        f"print({{r['status'] for r in check_estimator({made}, on_fail='raise')}})"
+        f"print({{r['status'] for r in check_estimator({expression}, on_fail='raise')}})"
     )
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "{'passed'}"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == "{'passed'}"
 
 
 # ---- Predictions ---------------------------------------------------------------------------------
@@ -435,8 +437,8 @@ def test_bad_data_leaves_a_fitted_model_as_it_was():
 
 def test_the_missing_extra_is_named():
     code = "import sys; sys.modules['sklearn'] = None; import closedform.estimators"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "closedform.estimators needs sklearn: pip install 'closedform[sklearn]'" in found.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "closedform.estimators needs sklearn: pip install 'closedform[sklearn]'" in completed.stderr
 
 
 # ---- The parts -----------------------------------------------------------------------------------

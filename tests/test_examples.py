@@ -57,10 +57,10 @@ def test_streaming(capsys):
 
 
 def test_uncertainty(capsys):
-    found = example("uncertainty").main(quick=True)
-    assert 0.92 < found["inside"] < 0.98
-    assert 0.18 < found["noise"] < 0.24
-    assert found["far"] > found["gap"] > found["seen"]
+    figures = example("uncertainty").main(quick=True)
+    assert 0.92 < figures["inside"] < 0.98
+    assert 0.18 < figures["noise"] < 0.24
+    assert figures["far"] > figures["gap"] > figures["seen"]
     assert "#" in capsys.readouterr().out
 
 

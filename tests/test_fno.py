@@ -83,9 +83,9 @@ def test_the_grids():
             assert len(set(models)) == len(models)
             assert {m.init for m in models} == {"zeros" if optimizer == "sgd" else "lecun"}
     configs = fno.jobs(fno.OPTIMIZERS, fno.BATCH_SIZES, seeds=1)
-    told = [(c["optimizer"], c["batch_size"]) for c in configs]
-    assert told[:3] == [("sgd", 32), ("sgd", 128), ("sgd", 8)]
-    assert told[-2:] == [("sgd", 2), ("adam", 2)]
+    order = [(c["optimizer"], c["batch_size"]) for c in configs]
+    assert order[:3] == [("sgd", 32), ("sgd", 128), ("sgd", 8)]
+    assert order[-2:] == [("sgd", 2), ("adam", 2)]
     assert len({fno.name(c) for c in fno.jobs(["sgd"], [2, 8], seeds=3)}) == 6
 
 
@@ -263,30 +263,30 @@ def as_claimed():
     for optimizer in ("sgd", "adam"):
         for size in (2, 8, 32, 128):
             ridge = 5.0 if size == 2 else 1.4 if optimizer == "sgd" and size < 128 else 1.1
-            made = {"l2": 2e-4, "ridge": ridge * 1e-4, "proximal": 1e-4, "kalman": 1.2e-4}
-            errors |= {(optimizer, size, method): error for method, error in made.items()}
+            by_method = {"l2": 2e-4, "ridge": ridge * 1e-4, "proximal": 1e-4, "kalman": 1.2e-4}
+            errors |= {(optimizer, size, method): error for method, error in by_method.items()}
     return errors
 
 
 def test_claims_hold_where_the_figures_say_so(tmp_path):
-    found = check(as_claimed(), tmp_path)
-    failed = [claim for claim, result in found.items() if not result.holds]
+    verdicts = check(as_claimed(), tmp_path)
+    failed = [claim for claim, result in verdicts.items() if not result.holds]
     every = "at batch size 2, 8, 32 and 128"
     assert failed == [f"{o}: ridge reaches the final error of l2 in fewer steps {every}" for o in ("sgd", "adam")]
-    assert "2: 0.0, 8: 4.5, 32: 4.5, 128: 4.5" in found[failed[0]].figures
-    assert "2: 4.5, 8: 4.5" in found[f"sgd: proximal reaches the final error of l2 in fewer steps {every}"].figures
-    against = found["sgd: ridge is outperformed by proximal at batch size 8 and 32"].figures
+    assert "2: 0.0, 8: 4.5, 32: 4.5, 128: 4.5" in verdicts[failed[0]].figures
+    assert "2: 4.5, 8: 4.5" in verdicts[f"sgd: proximal reaches the final error of l2 in fewer steps {every}"].figures
+    against = verdicts["sgd: ridge is outperformed by proximal at batch size 8 and 32"].figures
     assert against == "ridge / proximal: 8: 1.40, 32: 1.40; after the last step 8: 1.40, 32: 1.40"
-    assert len(found) == 15
+    assert len(verdicts) == 15
 
 
 def test_a_spike_at_the_last_step_is_no_error_of_the_method(tmp_path):
-    made = table(as_claimed(), slow=("l2",))
-    spike = (made["step"] == 10) & (made["method"] == "ridge") & (made["optimizer"] == "sgd")
-    made.loc[spike, ["validation", "test", "fine"]] *= 1.2
-    results.save(made, tmp_path)
-    found = {result.claim: result for result in claims.check("fno", tmp_path)}
-    result = found["sgd: ridge is similar to proximal at batch size 128"]
+    frame = table(as_claimed(), slow=("l2",))
+    spike = (frame["step"] == 10) & (frame["method"] == "ridge") & (frame["optimizer"] == "sgd")
+    frame.loc[spike, ["validation", "test", "fine"]] *= 1.2
+    results.save(frame, tmp_path)
+    verdicts = {result.claim: result for result in claims.check("fno", tmp_path)}
+    result = verdicts["sgd: ridge is similar to proximal at batch size 128"]
     assert result.holds
     assert result.figures == "ridge / proximal: 128: 1.21; after the last step 128: 1.32; there it does not hold"
 
@@ -307,8 +307,8 @@ def test_errors_seed_by_seed_are_those_of_the_chosen_setting():
 
 
 def test_ratios_seed_by_seed_are_bold_where_their_interval_is_clear_of_one():
-    made = load("benchmarks/tables.py").fno_seeds()
-    cells = [cell for line in made.splitlines()[2:] for cell in line.split(" | ")[1:]]
+    markdown = load("benchmarks/tables.py").fno_seeds()
+    cells = [cell for line in markdown.splitlines()[2:] for cell in line.split(" | ")[1:]]
     bold = 0
     for cell in cells:
         logs = np.log([float(ratio) for ratio in re.findall(r"[\d.]+", cell)])
@@ -340,11 +340,11 @@ def test_l2_is_no_sooner_than_itself(tmp_path):
     near = table(as_claimed(), slow=("l2", "proximal"))  # the ninth of ten steps, both of them
     move = (near["method"] == "proximal") & (near["step"] == 8)
     near.loc[move, "test"] = 1e-4
-    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
-    assert {(r.times, r.clear) for r in found.values()} == {(9 / 8, False)}, "one measurement apart"
+    sooner = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
+    assert {(r.times, r.clear) for r in sooner.values()} == {(9 / 8, False)}, "one measurement apart"
     near.loc[(near["method"] == "proximal") & (near["step"] == 7), "test"] = 1e-4
-    found = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
-    assert {(r.times, r.clear) for r in found.values()} == {(9 / 7, True)}
+    sooner = claims_fno.BurgersErrors(near).sooner("sgd", "proximal")
+    assert {(r.times, r.clear) for r in sooner.values()} == {(9 / 7, True)}
 
 
 @pytest.mark.parametrize(
@@ -364,16 +364,16 @@ def test_l2_is_no_sooner_than_itself(tmp_path):
     ],
 )
 def test_claims_fail_where_the_figures_say_so(changes, claim, tmp_path):
-    found = check(as_claimed() | changes, tmp_path)
-    assert not found[claim].holds
+    verdicts = check(as_claimed() | changes, tmp_path)
+    assert not verdicts[claim].holds
 
 
 def test_claims_about_what_is_there(tmp_path):
     part = {key: error for key, error in as_claimed().items() if key[:2] == ("sgd", 32)}
-    found = check(part, tmp_path)
-    assert "sgd: ridge is outperformed by proximal at batch size 32 (8 was not run)" in found
-    assert "sgd: proximal is effective at batch size 32 (2, 8 and 128 were not run)" in found
-    assert not any("adam" in claim or "batch size 2" in claim for claim in found)
+    verdicts = check(part, tmp_path)
+    assert "sgd: ridge is outperformed by proximal at batch size 32 (8 was not run)" in verdicts
+    assert "sgd: proximal is effective at batch size 32 (2, 8 and 128 were not run)" in verdicts
+    assert not any("adam" in claim or "batch size 2" in claim for claim in verdicts)
     with pytest.raises(ValueError, match="nothing to compare"):
         check({("sgd", 32, "l2"): 1e-4}, tmp_path)
     results.save(table(part).drop(columns="fine"), tmp_path)
@@ -400,14 +400,14 @@ def test_bad_input_is_named(arguments, message, tmp_path):
 
 def test_the_page_about_burgers_has_the_committed_results():
     page = (ROOT / "docs" / "fno.md").read_text()
-    made = load("benchmarks/tables.py")
-    for table in (made.fno, made.fno_end, made.fno_seeds, made.fno_peer, made.shared_memory):
+    benchmark = load("benchmarks/tables.py")
+    for table in (benchmark.fno, benchmark.fno_end, benchmark.fno_seeds, benchmark.fno_peer, benchmark.shared_memory):
         assert table() in page, table.__name__
-    assert made.fno("fno_small") in page
-    assert made.fno_end("fno_small") in page
-    assert made.settings("fno") in page
-    told = " ".join(page.split())
+    assert benchmark.fno("fno_small") in page
+    assert benchmark.fno_end("fno_small") in page
+    assert benchmark.settings("fno") in page
+    text = " ".join(page.split())
     for folder in ("fno", "fno_small"):
         assert claims.markdown(claims.check("fno", ROOT / "results" / folder)) in page
         for paragraph in spec.load(ROOT / "results" / folder).text.split("\n\n"):
-            assert " ".join(paragraph.split()) in told
+            assert " ".join(paragraph.split()) in text

@@ -185,12 +185,12 @@ def test_the_iteration_has_enough_steps_for_the_worst_spectrum(k):
     S = torch.linalg.qr(features(60, 20, seed=3))[0]
     label = torch.cat([torch.zeros(40), torch.ones(20)]).long()
     B = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = class_systems._iterated(S, B, label, k - 1)
+    solution = class_systems._iterated(S, B, label, k - 1)
     for c in range(2):
         rows = S[label == c]
         exact = torch.linalg.solve(torch.eye(20, dtype=torch.float64) + (k - 1) * rows.T @ rows, B[:, c])
-        assert relative(found[:, c], exact) < 1e-9
-    assert relative(class_systems._direct(S, B, label, k - 1), found) < 1e-9
+        assert relative(solution[:, c], exact) < 1e-9
+    assert relative(class_systems._direct(S, B, label, k - 1), solution) < 1e-9
 
 
 def test_refit_is_exact():

@@ -210,12 +210,12 @@ def test_a_captured_stack_equals_the_cpus(optimizer, batch_size, seeds, dtype, t
     X, Y = stacked.data(len(seeds), dtype=dtype)
     errors = []
     for device in ("cpu", "cuda"):
-        made = stacked.stack(candidates, seeds, dtype, batch_size, optimizer=optimizer, device=device)
-        made.advance(40)
-        made.keep(range(len(candidates)))  # and once more, captured anew
-        made.advance(20)
-        errors.append(made.evaluate(X, Y))
-    assert made._graph is not None
+        models = stacked.stack(candidates, seeds, dtype, batch_size, optimizer=optimizer, device=device)
+        models.advance(40)
+        models.keep(range(len(candidates)))  # and once more, captured anew
+        models.advance(20)
+        errors.append(models.evaluate(X, Y))
+    assert models._graph is not None
     assert relative(errors[1], errors[0]) < tolerance
 
 
@@ -229,10 +229,10 @@ def test_a_captured_stack_of_operators_equals_the_cpus(optimizer, points, dtype,
     X, Y = operators.fields(points=5 * points, dtype=dtype)
     errors = []
     for device in ("cpu", "cuda"):
-        made = operators.stack(candidates, dtype=dtype, points=points, optimizer=optimizer, device=device)
-        made.advance(operators.STEPS)
-        errors.append(made.evaluate(X, Y))
-    assert made._graph is not None
+        models = operators.stack(candidates, dtype=dtype, points=points, optimizer=optimizer, device=device)
+        models.advance(operators.STEPS)
+        errors.append(models.evaluate(X, Y))
+    assert models._graph is not None
     assert relative(errors[1], errors[0]) < tolerance
 
 
@@ -279,16 +279,16 @@ def test_a_stack_of_instrumental_variable_models_is_that_of_the_cpu(batch):
     errors = []
     for device in ("cpu", "cuda"):
         model = iv.alone(iv.CANDIDATES[0].rules)
-        made = IVStack(
+        models = IVStack(
             model, iv.CANDIDATES, data, split, points, batch_size=batch, total=iv.TOTAL, seed=3, device=device
         )
-        made.advance(3)
+        models.advance(3)
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
-            made._step()  # eager: nothing in it waits for the device
+            models._step()  # eager: nothing in it waits for the device
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        made.advance(20)  # captured and replayed
-        errors.append(made.measure())
+        models.advance(20)  # captured and replayed
+        errors.append(models.measure())
     for name, values in errors[0].items():
         torch.testing.assert_close(errors[1][name], values, rtol=1e-6, atol=1e-9)

@@ -104,12 +104,12 @@ def test_a_captured_solve_is_the_eager_solve(loss, rule, n, classes):
 def test_the_same_bits_every_time(classes):
     """Sums over a class are in one order: every process of a group must find the same layer."""
     loss = cf.GeneralizedSquared(5.0, 2.0)
-    found = []
+    layers = []
     for _ in range(5):
         layer = head(200, classes, cf.Proximal(0.5), loss=loss).cuda()
         layer.solve(*(t.cuda() for t in data(loss, 4096, classes)))
-        found.append(matrix(layer))
-    assert all(torch.equal(W, found[0]) for W in found)
+        layers.append(matrix(layer))
+    assert all(torch.equal(W, layers[0]) for W in layers)
 
 
 @pytest.mark.parametrize("loss", [cf.OneHotSquared(), cf.GeneralizedSquared(5.0, 2.0), cf.CrossEntropy(2)])
@@ -132,7 +132,7 @@ def exact():
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def made(config, device):
+def classifier(config, device):
     return cifar100_model.classifier(config, DeviceImages(cifar.load(0, 400, source="synthetic"), torch.device(device)))
 
 
@@ -148,7 +148,7 @@ def config_of(method, optimizer="sgd", batch_size=32, **changed):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_the_captured_classifier_is_the_cpus(method, optimizer, exact):
     config = config_of(method, optimizer, lr=0.02 if optimizer == "sgd" else 0.001)
-    models = [made(config, device) for device in ("cpu", "cuda")]
+    models = [classifier(config, device) for device in ("cpu", "cuda")]
     for model in models:
         for _ in range(6):
             model.advance()
@@ -163,11 +163,11 @@ def test_the_captured_classifier_is_the_cpus(method, optimizer, exact):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_a_classifier_that_was_stopped_goes_on(optimizer, exact, tmp_path):
     config = config_of("kalman", optimizer, lr=0.02 if optimizer == "sgd" else 0.001)
-    whole = made(config, "cuda")
+    whole = classifier(config, "cuda")
     expected = whole.train()
     path, stops = tmp_path / "run.checkpoint", 0
     while True:
-        part = made(config, "cuda")
+        part = classifier(config, "cuda")
         try:
             rows = part.train(checkpoint=path, deadline=time.perf_counter() + 0.05 * (stops > 0))
             break
@@ -180,7 +180,7 @@ def test_a_classifier_that_was_stopped_goes_on(optimizer, exact, tmp_path):
 
 def test_bf16_on_a_resnet():
     config = config_of("kalman", batch_size=64, net="resnet18", precision="bf16", lr=0.1, epochs=12)
-    rows = made(config, "cuda").train()
+    rows = classifier(config, "cuda").train()
     assert rows[-1]["test"] > 0.8
 
 

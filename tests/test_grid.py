@@ -60,8 +60,8 @@ def test_the_hash_is_the_same_everywhere():
 
 def test_different_configurations_have_different_hashes():
     different = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": None}, {}, {"b": 1}, {"a": 0.1 + 0.2}, {"a": 0.3}]
-    found = [grid.digest(config) for config in different] + [grid.digest({"a": 1}, version="2")]
-    assert len(set(found)) == len(different) + 1
+    digests = [grid.digest(config) for config in different] + [grid.digest({"a": 1}, version="2")]
+    assert len(set(digests)) == len(different) + 1
 
 
 @pytest.mark.parametrize("value", [[1], {"b": 1}, float("nan"), float("inf"), np.int64(3), (1,)])
@@ -114,15 +114,15 @@ def test_a_folder_that_looks_like_a_partition_adds_no_column(tmp_path):
 
 def test_tables_of_different_shapes_are_joined(tmp_path):
     """Entries of mixed type, columns that some lack, no rows at all, and a frame with an index of its own."""
-    made = {
+    tables = {
         "auto": pd.DataFrame({"loss": [0.5, 0.25]}, index=[7, 7]),
         1.0: [{"loss": 0.125, "extra": 3}],
         "none": [{"loss": 1.0, "extra": None}],
         None: [],
     }
-    wanted = [{"lam": lam, "only": 1} if lam == 1.0 else {"lam": lam} for lam in made]
+    wanted = [{"lam": lam, "only": 1} if lam == 1.0 else {"lam": lam} for lam in tables]
     for _ in range(2):
-        table = grid.run(lambda config: made[config["lam"]], wanted, tmp_path)
+        table = grid.run(lambda config: tables[config["lam"]], wanted, tmp_path)
         assert list(table) == ["lam", "only", "loss", "extra"]
         assert table["lam"].tolist() == ["auto", "auto", 1.0, "none"]
         assert table["loss"].tolist() == [0.5, 0.25, 0.125, 1.0]
@@ -394,18 +394,18 @@ def cluster():
     """Makes clusters on this machine: worker processes of one thread, each with a nanny that starts it anew."""
     from distributed import LocalCluster
 
-    made = []
+    clusters = []
 
     def make(workers):
-        made.append(
+        clusters.append(
             LocalCluster(
                 n_workers=workers, processes=True, threads_per_worker=1, dashboard_address=None, silence_logs=False
             )
         )
-        return made[-1]
+        return clusters[-1]
 
     yield make
-    for one in made:
+    for one in clusters:
         one.close()
 
 

@@ -59,12 +59,12 @@ def models(rules, covariates, seed=0, **options):
     """Two models alike."""
     xi = net(2, 2, seed + 3) if covariates else None
     widths = (4, 3, 2) if covariates else (4, 3)
-    made = []
+    pair = []
     for _ in range(2):
         nets = [None if m is None else copy.deepcopy(m) for m in (net(2, 4, seed + 1), net(3, 3, seed + 2), xi)]
         generator = torch.Generator().manual_seed(seed)
-        made.append(DFIV(*nets, widths=widths, rules=rules, lr=0.01, T1=T1, T2=T2, generator=generator, **options))
-    return made
+        pair.append(DFIV(*nets, widths=widths, rules=rules, lr=0.01, T1=T1, T2=T2, generator=generator, **options))
+    return pair
 
 
 LAMBDAS = {"lam_1": 2.0, "lam_2": 3.0, "lam_12": 0.1}
@@ -242,9 +242,9 @@ def test_reestimation_of_linear_features_is_split_sample_two_stage_least_squares
     slope, height = np.polyfit(z[one], x[one], 1)
     expected = np.polyfit(slope * z[two] + height, y[two], 1)
     at = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    found = evaluation.predict(identity_model(), layers, at)[:, 0]
-    assert math.isclose(float(found[1] - found[0]), expected[0], rel_tol=1e-8)
-    assert math.isclose(float(found[0]), expected[1], abs_tol=1e-8)
+    predicted = evaluation.predict(identity_model(), layers, at)[:, 0]
+    assert math.isclose(float(predicted[1] - predicted[0]), expected[0], rel_tol=1e-8)
+    assert math.isclose(float(predicted[0]), expected[1], abs_tol=1e-8)
     assert abs(expected[0] - 2) < 0.2
 
 
@@ -256,8 +256,8 @@ def test_reestimation_does_not_see_the_scale_of_features():
             network[-1].weight *= 100
             network[-1].bias.mul_(100).add_(7)
     at = problem(8, seed=9)
-    found = [evaluation.predict(m, reestimated(m, data, split), at.X, at.O) for m in (model, scaled)]
-    assert relative(found[0], found[1]) < 1e-9
+    predictions = [evaluation.predict(m, reestimated(m, data, split), at.X, at.O) for m in (model, scaled)]
+    assert relative(predictions[0], predictions[1]) < 1e-9
     losses = [evaluation.outcome_losses(m, reestimated(m, data, split), data) for m in (model, scaled)]
     assert relative(*losses) < 1e-9
 

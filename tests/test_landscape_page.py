@@ -234,8 +234,8 @@ def test_what_is_said_of_relu_is_so(visit):
     """On a branch where all features are zero the loss is constant; elsewhere it falls with beta, and is flat without."""
     page = visit()
     page.select_option("select", "relu")
-    made = "document.querySelector('section').cfLandscape"
-    loss = f"theta => {made}.loss({made}.best(theta), theta)"
+    widget = "document.querySelector('section').cfLandscape"
+    loss = f"theta => {widget}.loss({widget}.best(theta), theta)"
     for x, beta, words, falls in (
         ([-1.0, -0.5, -1.2], 0.5, "constant", False),
         ([-1.0, -0.5, -1.2], 0.0, "constant", False),
@@ -291,8 +291,8 @@ def test_the_command_writes_both(tmp_path):
     assert "{{" not in text
     assert not re.search(r"(src|href)=\"", text)
     assert "Content-Security-Policy" in text
-    found = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
-    assert json.loads(found.group(1))["x"] == landscape.data().x.tolist()
+    script = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
+    assert json.loads(script.group(1))["x"] == landscape.data().x.tolist()
 
 
 def test_in_a_report(visit, tmp_path):

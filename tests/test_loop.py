@@ -38,8 +38,8 @@ def test_marks_are_shares_of_the_training_and_closer_at_its_start():
 
 
 def test_errors_are_those_at_the_marks():
-    made, other = stack(CANDIDATES), stack(CANDIDATES)
-    history = measuring.train(made, measuring.on(measured()), at=[10, 70])
+    models, other = stack(CANDIDATES), stack(CANDIDATES)
+    history = measuring.train(models, measuring.on(measured()), at=[10, 70])
     assert history.steps == [10, 70, STEPS]
     other.advance(70)
     assert torch.equal(history.errors["test"][1], other.evaluate(*measured()["test"]))
@@ -49,11 +49,11 @@ def test_errors_are_those_at_the_marks():
 def test_what_has_diverged_is_dropped_and_the_others_do_not_notice():
     bad = [Candidate(1e30), Candidate(1e30, CANDIDATES[4].rule)]
     mixed = [*bad, *CANDIDATES]
-    made = stack(mixed, dtype=torch.float32)
+    models = stack(mixed, dtype=torch.float32)
     at = [5, 10, 60]
     X, Y = data(dtype=torch.float32)
-    history = measuring.train(made, measuring.on({"test": measuring.EvaluationSet(X, Y)}), at=at)
-    assert len(made.candidates) == len(CANDIDATES)
+    history = measuring.train(models, measuring.on({"test": measuring.EvaluationSet(X, Y)}), at=at)
+    assert len(models.candidates) == len(CANDIDATES)
     clean = measuring.train(
         stack(CANDIDATES, dtype=torch.float32), measuring.on({"test": measuring.EvaluationSet(X, Y)}), at=at
     )
@@ -154,7 +154,7 @@ def test_a_process_may_be_killed(tmp_path, kind):
 def test_several_processes_stop_at_the_same_step_and_one_of_them_writes(tmp_path):
     """Every process looks after every step, whether it was asked itself or another was."""
     for name, writes in (("first", True), ("second", False)):
-        asked, made = [], stack(CANDIDATES)
+        asked, models = [], stack(CANDIDATES)
 
         def agreed(own, asked=asked):
             asked.append(own)
@@ -162,13 +162,13 @@ def test_several_processes_stop_at_the_same_step_and_one_of_them_writes(tmp_path
 
         with pytest.raises(KeyboardInterrupt):
             measuring.train(
-                made,
+                models,
                 measuring.on(measured()),
                 checkpoint=Checkpoint(tmp_path / name, writes=writes),
                 agreed=agreed,
                 every_step=True,
             )
-        assert made.t == 7
+        assert models.t == 7
         assert asked == [False] * 7
         assert (tmp_path / name).is_file() == writes
     resumed = stack(CANDIDATES)

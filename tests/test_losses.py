@@ -147,11 +147,11 @@ def test_proximal_steps_are_the_reference(make, steps, n, d, o, bias):
     phi, y = data(loss, n, d, o)
     layer = head(d, o, cf.Proximal(0.3), bias=bias, loss=loss)
     W_t = matrix(layer)
-    found = reference.majorised(
+    iterates = reference.majorised(
         lambda f: loss.gradient(f.T, y).T, loss.curvature, columns(phi, bias), W_t, 0.3, inner_steps=steps
     )
     layer.solve(phi, y)
-    assert relative(matrix(layer), found[-1]) < 1e-9
+    assert relative(matrix(layer), iterates[-1]) < 1e-9
 
 
 @shapes
@@ -161,9 +161,9 @@ def test_ridge_steps_are_the_reference_from_zero(make, n, d, o, bias):
     phi, y = data(loss, n, d, o)
     layer = head(d, o, cf.Ridge(0.3), bias=bias, loss=loss)
     zero = torch.zeros_like(matrix(layer))
-    found = reference.majorised(lambda f: loss.gradient(f.T, y).T, loss.curvature, columns(phi, bias), zero, 0.3, 3)
+    iterates = reference.majorised(lambda f: loss.gradient(f.T, y).T, loss.curvature, columns(phi, bias), zero, 0.3, 3)
     layer.solve(phi, y)
-    assert relative(matrix(layer), found[-1]) < 1e-9
+    assert relative(matrix(layer), iterates[-1]) < 1e-9
 
 
 @bounded
@@ -561,7 +561,7 @@ def test_a_loss_of_classes_of_ones_own_takes_labels():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (Own(inner_steps=0), "inner_steps must be a whole number of 1 or more, got 0"),
         (Own(inner_steps=1.5), "inner_steps must be a whole number of 1 or more, got 1.5"),
@@ -569,8 +569,8 @@ def test_a_loss_of_classes_of_ones_own_takes_labels():
         (Own(curvature=math.nan), "curvature of a loss must be positive and finite, got nan"),
     ],
 )
-def test_a_bound_that_is_none_is_refused(wrong, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_a_bound_that_is_none_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         cf.ClosedFormLinear(4, 3, loss=wrong)
 
 

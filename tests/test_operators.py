@@ -117,8 +117,8 @@ def test_solved_as_the_weighted_least_squares_of_its_features(network):
     targets = y.flatten(2).mT.double() * (weight / weight.mean()).sqrt()[:, None, None]
     A, b = rows.flatten(0, 1), targets.flatten(0, 1)
     exact = torch.linalg.solve(A.T @ A + 1e-3 * torch.eye(A.shape[1], dtype=A.dtype), A.T @ b)
-    made = torch.cat([head.weight, head.bias[:, None]], 1).double().T
-    assert (A @ (made - exact)).norm() < 1e-3 * b.norm()
+    solved = torch.cat([head.weight, head.bias[:, None]], 1).double().T
+    assert (A @ (solved - exact)).norm() < 1e-3 * b.norm()
 
 
 def test_the_swapped_network_trains(network):

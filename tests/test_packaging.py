@@ -118,8 +118,8 @@ def built(tmp_path_factory):
     pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
-    made = subprocess.run(command, capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, source
 

@@ -67,13 +67,13 @@ def test_the_grid_is_the_papers():
 
 
 def test_candidates_are_what_the_columns_say():
-    made = {m.method: m.candidate() for m in qm9.models("sgd", "full")}
-    assert not any(made[name].cosine for name in ("l2", "ridge", "proximal"))
-    assert all(made[name].cosine for name in made if name not in ("l2", "ridge", "proximal"))
-    assert [name for name in made if made[name].follow] == ["per feature", "schedule", "kalman"]
-    assert made["l2 cosine"].rule is None
-    assert made["per feature"].rule.lam.per_feature
-    assert not made["schedule"].rule.lam.per_feature
+    candidates = {m.method: m.candidate() for m in qm9.models("sgd", "full")}
+    assert not any(candidates[name].cosine for name in ("l2", "ridge", "proximal"))
+    assert all(candidates[name].cosine for name in candidates if name not in ("l2", "ridge", "proximal"))
+    assert [name for name in candidates if candidates[name].follow] == ["per feature", "schedule", "kalman"]
+    assert candidates["l2 cosine"].rule is None
+    assert candidates["per feature"].rule.lam.per_feature
+    assert not candidates["schedule"].rule.lam.per_feature
 
 
 def test_studies_share_rows(tmp_path):

@@ -20,8 +20,8 @@ def outputs(n=200, classes=5, seed=0):
 def test_shifted_is_the_papers_formula():
     f, _ = outputs()
     p = probabilities.shifted(f)
-    for row, found in zip(f, p):
-        assert torch.allclose(found, reference.class_confidence(row))
+    for row, confidence in zip(f, p):
+        assert torch.allclose(confidence, reference.class_confidence(row))
     assert torch.allclose(p.sum(1), torch.ones(len(p), dtype=torch.float64))
     assert torch.equal(p.argmax(1), f.argmax(1))
 

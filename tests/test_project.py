@@ -29,11 +29,11 @@ def tables():
 
 
 def test_the_page_about_performance_has_the_committed_results():
-    page, made = (ROOT / "docs" / "performance.md").read_text(), tables()
-    for table in (made.step_overhead, made.memory, made.communication, made.communication_step):
+    page, benchmark = (ROOT / "docs" / "performance.md").read_text(), tables()
+    for table in (benchmark.step_overhead, benchmark.memory, benchmark.communication, benchmark.communication_step):
         assert table() in page, table.__name__
-    assert made.solve_time() in page
-    assert made.solve_time("cpu") in page
+    assert benchmark.solve_time() in page
+    assert benchmark.solve_time("cpu") in page
 
 
 def test_the_page_about_qm9_has_the_committed_results():
@@ -45,8 +45,8 @@ def test_the_page_about_qm9_has_the_committed_results():
 
 
 def test_the_page_about_classification_has_the_committed_results():
-    page, made = (ROOT / "docs" / "classification.md").read_text(), tables()
-    assert made.generalized() in page
+    page, benchmark = (ROOT / "docs" / "classification.md").read_text(), tables()
+    assert benchmark.generalized() in page
 
 
 def test_the_committed_runs_of_cifar100_make_the_committed_table():
@@ -208,10 +208,10 @@ def test_few_rows_take_no_square_matrix(tmp_path):
 
 def test_the_tables_of_docs_tabular_are_the_committed_results():
     page = (ROOT / "docs" / "tabular.md").read_text()
-    made = tables()
+    benchmark = tables()
     names = ("errors", "wins", "times", "lambda", "search", "hard", "columns", "intervals", "million")
     for name in (*names, "peers", "peers_classes", "peers_summary"):
-        assert getattr(made, f"tabular_{name}")() in page, name
+        assert getattr(benchmark, f"tabular_{name}")() in page, name
 
 
 @pytest.mark.slow
@@ -231,6 +231,6 @@ def test_the_benchmarks_on_tables_run(name, tmp_path):
 
 def test_the_sentences_about_time_are_the_committed_results():
     page = " ".join((ROOT / "docs" / "tabular.md").read_text().split())
-    made = tables()
-    share = made.tabular_times().splitlines()[-1].split("|")[3].strip()
+    benchmark = tables()
+    share = benchmark.tabular_times().splitlines()[-1].split("|")[3].strip()
     assert f"by the geometric mean closedform is {share} times slower" in page

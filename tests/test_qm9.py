@@ -54,21 +54,21 @@ def package(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     # the real one imports modules that need not be there
     (tmp_path / "qm9pack" / "__init__.py").write_text("raise RuntimeError('imported')")
-    made = qm9.synthetic(5)
-    made = dataclasses.replace(made, pos=made.pos.astype(np.float32))
+    molecules = qm9.synthetic(5)
+    molecules = dataclasses.replace(molecules, pos=molecules.pos.astype(np.float32))
     symbol = {charge: name for name, charge in qm9.CHARGE.items()}
     header = ["Index", "SMILES", "N_atoms", "Elements", "XYZ_Ang", *(column for _, _, column in qm9.TARGETS)]
-    ends = np.cumsum(made.n_atoms, dtype=int)
+    ends = np.cumsum(molecules.n_atoms, dtype=int)
     for part, members in (("1", range(2)), ("2", range(2, 5))):
         lines = [",".join(header)]
         for k in members:
-            atoms = slice(ends[k] - made.n_atoms[k], ends[k])
-            elements = "[" + ",".join(f"'{symbol[z]}'" for z in made.z[atoms]) + "]"
-            pos = "[" + ",".join("[" + ",".join(map(str, row)) + "]" for row in made.pos[atoms]) + "]"
-            targets = ",".join(repr(float(value)) for value in made.y[k])
-            lines.append(f'{made.index[k]},"C(H,N)",{made.n_atoms[k]},"{elements}","{pos}",{targets}')
+            atoms = slice(ends[k] - molecules.n_atoms[k], ends[k])
+            elements = "[" + ",".join(f"'{symbol[z]}'" for z in molecules.z[atoms]) + "]"
+            pos = "[" + ",".join("[" + ",".join(map(str, row)) + "]" for row in molecules.pos[atoms]) + "]"
+            targets = ",".join(repr(float(value)) for value in molecules.y[k])
+            lines.append(f'{molecules.index[k]},"C(H,N)",{molecules.n_atoms[k]},"{elements}","{pos}",{targets}')
         (folder / f"qm9_part{part}.csv").write_text("\n".join(lines) + "\n")
-    return made
+    return molecules
 
 
 def slow_coulomb(z, pos, size=29):
@@ -106,14 +106,14 @@ def test_water_by_hand():
 
 
 def test_features_are_the_definition():
-    made = qm9.synthetic(60, seed=1)
-    x = qm9.coulomb(made.n_atoms, made.z, made.pos)
+    molecules = qm9.synthetic(60, seed=1)
+    x = qm9.coulomb(molecules.n_atoms, molecules.z, molecules.pos)
     assert x.shape == (60, 435)
     assert x.dtype == np.float32
-    ends = np.cumsum(made.n_atoms, dtype=int)
+    ends = np.cumsum(molecules.n_atoms, dtype=int)
     for k, end in enumerate(ends):
-        atoms = slice(end - made.n_atoms[k], end)
-        np.testing.assert_allclose(x[k], slow_coulomb(made.z[atoms], made.pos[atoms]), rtol=1e-6)
+        atoms = slice(end - molecules.n_atoms[k], end)
+        np.testing.assert_allclose(x[k], slow_coulomb(molecules.z[atoms], molecules.pos[atoms]), rtol=1e-6)
 
 
 def test_chunks_do_not_show():
@@ -127,21 +127,23 @@ def test_chunks_do_not_show():
 @pytest.mark.parametrize("seed", range(5))
 def test_renumbering_atoms_changes_nothing(seed):
     random = np.random.RandomState(seed)
-    made = qm9.synthetic(40, seed)
-    ends = np.cumsum(made.n_atoms, dtype=int)
-    order = np.concatenate([end - n + random.permutation(n) for n, end in zip(made.n_atoms.astype(int), ends)])
+    molecules = qm9.synthetic(40, seed)
+    ends = np.cumsum(molecules.n_atoms, dtype=int)
+    order = np.concatenate([end - n + random.permutation(n) for n, end in zip(molecules.n_atoms.astype(int), ends)])
     assert (order != np.arange(len(order))).any()
-    x = qm9.coulomb(made.n_atoms, made.z, made.pos)
-    np.testing.assert_allclose(qm9.coulomb(made.n_atoms, made.z[order], made.pos[order]), x, rtol=1e-6)
+    x = qm9.coulomb(molecules.n_atoms, molecules.z, molecules.pos)
+    np.testing.assert_allclose(qm9.coulomb(molecules.n_atoms, molecules.z[order], molecules.pos[order]), x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_moving_and_turning_change_nothing(seed):
     random = np.random.RandomState(seed)
-    made = qm9.synthetic(40, seed)
+    molecules = qm9.synthetic(40, seed)
     Q = np.linalg.qr(random.randn(3, 3))[0]
-    x = qm9.coulomb(made.n_atoms, made.z, made.pos)
-    np.testing.assert_allclose(qm9.coulomb(made.n_atoms, made.z, made.pos @ Q + random.randn(3)), x, rtol=1e-6)
+    x = qm9.coulomb(molecules.n_atoms, molecules.z, molecules.pos)
+    np.testing.assert_allclose(
+        qm9.coulomb(molecules.n_atoms, molecules.z, molecules.pos @ Q + random.randn(3)), x, rtol=1e-6
+    )
 
 
 def test_symmetric_molecules_are_deterministic():
@@ -166,22 +168,22 @@ def test_bad_molecules_are_named():
 
 
 def test_synthetic_molecules_are_plausible():
-    made = qm9.synthetic(300, seed=3)
-    assert set(made.z) == {1, 6, 7, 8, 9}
-    assert made.n_atoms.max() <= qm9.SIZE
-    assert len(made.z) == len(made.pos) == made.n_atoms.sum(dtype=int)
-    ends = np.cumsum(made.n_atoms, dtype=int)
-    for n, end in zip(made.n_atoms.astype(int), ends):
-        pos = made.pos[end - n : end]
+    molecules = qm9.synthetic(300, seed=3)
+    assert set(molecules.z) == {1, 6, 7, 8, 9}
+    assert molecules.n_atoms.max() <= qm9.SIZE
+    assert len(molecules.z) == len(molecules.pos) == molecules.n_atoms.sum(dtype=int)
+    ends = np.cumsum(molecules.n_atoms, dtype=int)
+    for n, end in zip(molecules.n_atoms.astype(int), ends):
+        pos = molecules.pos[end - n : end]
         apart = np.linalg.norm(pos[:, None] - pos[None], axis=2) + 9 * np.eye(n)
         assert apart.min() > 1.1
         assert apart.min(1).max() < 3  # no atom alone
-    y = dict(zip(made.names, made.y.T))
+    y = dict(zip(molecules.names, molecules.y.T))
     np.testing.assert_allclose(y["gap"], y["lumo"] - y["homo"])
     assert (y["u298"] > y["u0"]).all()
-    assert (made.y.std(0) > 0).all()
-    same(made, qm9.synthetic(300, seed=3))
-    assert (made.pos[:9] != qm9.synthetic(300, seed=4).pos[:9]).any()
+    assert (molecules.y.std(0) > 0).all()
+    same(molecules, qm9.synthetic(300, seed=3))
+    assert (molecules.pos[:9] != qm9.synthetic(300, seed=4).pos[:9]).any()
 
 
 def test_synthetic_targets_are_functions_of_the_geometry():
@@ -201,9 +203,9 @@ def test_synthetic_targets_are_functions_of_the_geometry():
 # the split
 
 
-def places(y, split, made):
+def places(y, split, molecules):
     """Which generated molecules the standardised targets belong to."""
-    return torch.cdist(y * split.y_std + split.y_mean, torch.from_numpy(made.y)).argmin(1).numpy()
+    return torch.cdist(y * split.y_std + split.y_mean, torch.from_numpy(molecules.y)).argmin(1).numpy()
 
 
 def test_a_split_has_every_molecule_once_and_comes_from_the_seed():
@@ -217,29 +219,29 @@ def test_a_split_has_every_molecule_once_and_comes_from_the_seed():
 
 
 def test_a_limit_takes_the_first_of_the_permutation(monkeypatch):
-    made = qm9.synthetic(300)
-    monkeypatch.setattr(qm9, "molecules", lambda: made)
+    molecules = qm9.synthetic(300)
+    monkeypatch.setattr(qm9, "molecules", lambda: molecules)
     split = qm9.load(seed=3, limit=100)
     order = np.random.RandomState(3).permutation(300)[:100]
     y = torch.cat([split.y_train, split.y_validation, split.y_test])
-    assert places(y, split, made).tolist() == order.tolist()
+    assert places(y, split, molecules).tolist() == order.tolist()
 
 
 def test_features_are_their_molecules_standardised_by_the_training_split():
-    split, made = qm9.load(source="synthetic", limit=300), qm9.synthetic(300)
-    x = qm9.coulomb(made.n_atoms, made.z, made.pos).astype(np.float64)
-    train = x[places(split.y_train, split, made)]
+    split, molecules = qm9.load(source="synthetic", limit=300), qm9.synthetic(300)
+    x = qm9.coulomb(molecules.n_atoms, molecules.z, molecules.pos).astype(np.float64)
+    train = x[places(split.y_train, split, molecules)]
     varies = train.min(0) < train.max(0)
     assert 0 < varies.sum() < 435
-    for found, y in (
+    for features, y in (
         (split.x_train, split.y_train),
         (split.x_validation, split.y_validation),
         (split.x_test, split.y_test),
     ):
-        expected = np.zeros(found.shape)
-        raw = x[places(y, split, made)]
+        expected = np.zeros(features.shape)
+        raw = x[places(y, split, molecules)]
         expected[:, varies] = ((raw - train.mean(0)) / np.maximum(train.std(0), 0.05))[:, varies]
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+        np.testing.assert_allclose(features, expected, atol=1e-4)
 
 
 def test_targets_are_standardised_by_the_training_split():
@@ -257,24 +259,24 @@ def with_a_large_one(n, place):
 
     With them, which features only the large one has.
     """
-    made = qm9.synthetic(n)
+    molecules = qm9.synthetic(n)
     at = np.random.RandomState(0).permutation(n)[place]
     chain = np.random.RandomState(1).rand(29, 3) + np.arange(29)[:, None]
-    ends = np.cumsum(made.n_atoms, dtype=int)
-    parts = [slice(end - count, end) for count, end in zip(made.n_atoms.astype(int), ends)]
-    n_atoms = made.n_atoms.copy()
+    ends = np.cumsum(molecules.n_atoms, dtype=int)
+    parts = [slice(end - count, end) for count, end in zip(molecules.n_atoms.astype(int), ends)]
+    n_atoms = molecules.n_atoms.copy()
     n_atoms[at] = 29
-    z = np.concatenate([np.ones(29, int) if k == at else made.z[part] for k, part in enumerate(parts)])
-    pos = np.concatenate([chain if k == at else made.pos[part] for k, part in enumerate(parts)])
+    z = np.concatenate([np.ones(29, int) if k == at else molecules.z[part] for k, part in enumerate(parts)])
+    pos = np.concatenate([chain if k == at else molecules.pos[part] for k, part in enumerate(parts)])
     own = np.triu_indices(29)[1] >= np.delete(n_atoms, at).max()
     assert 0 < own.sum() < 435
-    return dataclasses.replace(made, n_atoms=n_atoms, z=z, pos=pos), torch.from_numpy(own)
+    return dataclasses.replace(molecules, n_atoms=n_atoms, z=z, pos=pos), torch.from_numpy(own)
 
 
 def test_features_that_training_lacks_are_zero(monkeypatch):
     """The large molecule is in the test split: its own features are exactly 0, and nothing is infinite."""
-    found, own = with_a_large_one(50, place=-1)
-    monkeypatch.setattr(qm9, "molecules", lambda: found)
+    molecules, own = with_a_large_one(50, place=-1)
+    monkeypatch.setattr(qm9, "molecules", lambda: molecules)
     split = qm9.load(seed=0)
     for x in (split.x_train, split.x_validation, split.x_test):
         assert (x[:, own] == 0).all()
@@ -284,8 +286,8 @@ def test_features_that_training_lacks_are_zero(monkeypatch):
 
 def test_rare_features_stay_small(monkeypatch):
     """The large molecule is in the training split: the floor keeps its own features from standing far out."""
-    found, own = with_a_large_one(2000, place=0)
-    monkeypatch.setattr(qm9, "molecules", lambda: found)
+    molecules, own = with_a_large_one(2000, place=0)
+    monkeypatch.setattr(qm9, "molecules", lambda: molecules)
     assert 1 < qm9.load(seed=0).x_train[0, own].abs().max() <= 0.5 / 0.05
     monkeypatch.setattr(qm9, "STD_FLOOR", 1e-9)
     assert qm9.load(seed=0).x_train[0, own].abs().min() > 39  # the root of 1600
@@ -378,13 +380,13 @@ def test_no_flipped_bit_goes_unseen(tmp_path):
     for at in range(0, len(whole), 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
         try:
-            found = store.read(path)
+            read = store.read(path)
         except ValueError:
             failed += 1
             continue
-        if set(found) == set(arrays):  # a name is outside the checksum; check() sees that an array is missing
+        if set(read) == set(arrays):  # a name is outside the checksum; check() sees that an array is missing
             for name in arrays:
-                np.testing.assert_array_equal(found[name], arrays[name])
+                np.testing.assert_array_equal(read[name], arrays[name])
     assert failed > len(whole) / 3 * 0.7
 
 
@@ -412,39 +414,39 @@ def test_where_the_cache_is(monkeypatch):
 
 @needs_qm9
 def test_the_real_molecules():
-    found = qm9.molecules()
-    assert len(found) == 130_831
-    assert found.n_atoms.max() == qm9.SIZE
-    assert set(np.unique(found.z)) == set(qm9.CHARGE.values())
-    assert len(set(found.index)) == 130_831
-    assert found.index.max() == 133_885
-    assert found.names == tuple(MEANS)
-    for mean, expected in zip(found.y.mean(0), MEANS.values()):
+    molecules = qm9.molecules()
+    assert len(molecules) == 130_831
+    assert molecules.n_atoms.max() == qm9.SIZE
+    assert set(np.unique(molecules.z)) == set(qm9.CHARGE.values())
+    assert len(set(molecules.index)) == 130_831
+    assert molecules.index.max() == 133_885
+    assert molecules.names == tuple(MEANS)
+    for mean, expected in zip(molecules.y.mean(0), MEANS.values()):
         digits = len(expected.split(".")[1])
         assert mean == pytest.approx(float(expected), abs=0.51 * 10**-digits)
-    assert found.z[:5].tolist() == [6, 1, 1, 1, 1]  # methane is the first
-    assert np.linalg.norm(found.pos[0] - found.pos[1]) == pytest.approx(1.09, abs=0.01)
+    assert molecules.z[:5].tolist() == [6, 1, 1, 1, 1]  # methane is the first
+    assert np.linalg.norm(molecules.pos[0] - molecules.pos[1]) == pytest.approx(1.09, abs=0.01)
 
 
 @pytest.mark.skipif(GIVEN is None or find_spec("qm9pack") is None, reason="needs qm9pack and CLOSEDFORM_DATA's qm9.npz")
 def test_the_package_has_the_given_files_content():
-    parsed, given = qm9._parse_package(), store.read(GIVEN)
-    assert set(parsed) == set(given)
+    parsed, stored = qm9._parse_package(), store.read(GIVEN)
+    assert set(parsed) == set(stored)
     for name in parsed:
-        np.testing.assert_array_equal(parsed[name], given[name], err_msg=name)
-        assert parsed[name].dtype == given[name].dtype, name
+        np.testing.assert_array_equal(parsed[name], stored[name], err_msg=name)
+        assert parsed[name].dtype == stored[name].dtype, name
 
 
 @needs_qm9
 def test_the_real_features():
-    found = qm9.molecules()
-    some = np.random.RandomState(0).permutation(len(found))[:30]
-    part = found.take(some)
+    molecules = qm9.molecules()
+    some = np.random.RandomState(0).permutation(len(molecules))[:30]
+    part = molecules.take(some)
     x = qm9.coulomb(part.n_atoms, part.z, part.pos)
-    first = np.cumsum(found.n_atoms, dtype=int) - found.n_atoms
+    first = np.cumsum(molecules.n_atoms, dtype=int) - molecules.n_atoms
     for k, row in zip(some, x):
-        atoms = slice(first[k], first[k] + int(found.n_atoms[k]))
-        reference = slow_coulomb(found.z[atoms], found.pos[atoms].astype(float))
+        atoms = slice(first[k], first[k] + int(molecules.n_atoms[k]))
+        reference = slow_coulomb(molecules.z[atoms], molecules.pos[atoms].astype(float))
         np.testing.assert_allclose(np.sort(row), np.sort(reference), rtol=1e-6)  # symmetric atoms may be exchanged
         np.testing.assert_allclose(row[:29], reference[:29], rtol=1e-4)
 

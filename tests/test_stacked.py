@@ -49,11 +49,11 @@ def alone(candidate, backbone, layer, x, y, seed, optimizer, batch_size, algorit
     return backbone, head
 
 
-def compare(made, candidates, before, optimizer, tolerance, **options):
-    X, Y = data(len(made.seeds), dtype=before[0, 0][1].weight.dtype)
+def compare(models, candidates, before, optimizer, tolerance, **options):
+    X, Y = data(len(models.seeds), dtype=before[0, 0][1].weight.dtype)
     for (s, k), (backbone, layer) in before.items():
-        own, head = alone(candidates[k], backbone, layer, X[s], Y[s], made.seeds[s], optimizer, **options)
-        stacked, linear = made.module(s, k)
+        own, head = alone(candidates[k], backbone, layer, X[s], Y[s], models.seeds[s], optimizer, **options)
+        stacked, linear = models.module(s, k)
         for name, p in own.named_parameters():
             assert relative(stacked.get_parameter(name), p) < tolerance, (k, name)
         assert relative(linear.weight, head.weight) < tolerance, k
@@ -65,36 +65,36 @@ def test_equals_training_alone(optimizer, batch_size):
     candidates = list(CANDIDATES.values())
     if optimizer == "adam":
         candidates = [Candidate(c.lr / 10, c.rule, c.init, c.cosine, c.follow) for c in candidates]
-    made = stack(candidates, batch_size=batch_size, optimizer=optimizer)
-    before = {(s, k): made.module(s, k) for s in range(2) for k in range(len(candidates))}
-    made.advance(STEPS)
-    compare(made, candidates, before, optimizer, 1e-7, batch_size=batch_size)
+    models = stack(candidates, batch_size=batch_size, optimizer=optimizer)
+    before = {(s, k): models.module(s, k) for s in range(2) for k in range(len(candidates))}
+    models.advance(STEPS)
+    compare(models, candidates, before, optimizer, 1e-7, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("options", [{"algorithm": 2}, {"reduction": "sum"}])
 def test_equals_training_alone_in_its_variants(options):
     candidates = [CANDIDATES[name] for name in ("l2", "proximal", "ridge", "kalman")]
-    made = stack(candidates, **options)
-    before = {(s, k): made.module(s, k) for s in range(2) for k in range(4)}
-    made.advance(STEPS)
-    compare(made, candidates, before, "sgd", 1e-7, batch_size=8, **options)
+    models = stack(candidates, **options)
+    before = {(s, k): models.module(s, k) for s in range(2) for k in range(4)}
+    models.advance(STEPS)
+    compare(models, candidates, before, "sgd", 1e-7, batch_size=8, **options)
 
 
 def test_equals_training_alone_without_a_bias():
     candidates = [CANDIDATES[name] for name in ("l2", "auto", "proximal", "kalman")]
-    made = stack(candidates, bias=False)
-    before = {(s, k): made.module(s, k) for s in range(2) for k in range(4)}
+    models = stack(candidates, bias=False)
+    before = {(s, k): models.module(s, k) for s in range(2) for k in range(4)}
     assert before[0, 0][1].bias is None
-    made.advance(STEPS)
-    compare(made, candidates, before, "sgd", 1e-7, batch_size=8)
+    models.advance(STEPS)
+    compare(models, candidates, before, "sgd", 1e-7, batch_size=8)
 
 
 def test_equals_training_alone_in_float32():
     candidates = list(CANDIDATES.values())
-    made = stack(candidates, dtype=torch.float32)
-    before = {(s, k): made.module(s, k) for s in range(2) for k in range(len(candidates))}
-    made.advance(STEPS)
-    compare(made, candidates, before, "sgd", 5e-3, batch_size=8)
+    models = stack(candidates, dtype=torch.float32)
+    before = {(s, k): models.module(s, k) for s in range(2) for k in range(len(candidates))}
+    models.advance(STEPS)
+    compare(models, candidates, before, "sgd", 5e-3, batch_size=8)
 
 
 def test_a_model_that_diverges_disturbs_no_other():
@@ -138,31 +138,31 @@ def test_a_restored_stack_goes_on_as_if_nothing_had_happened(optimizer):
 
 
 def test_evaluate_is_the_mean_squared_error_of_the_module():
-    made = stack(list(CANDIDATES.values()))
-    made.advance(5)
+    models = stack(list(CANDIDATES.values()))
+    models.advance(5)
     X, Y = data()
-    errors = made.evaluate(X, Y)
+    errors = models.evaluate(X, Y)
     for k in range(len(CANDIDATES)):
-        backbone, layer = made.module(1, k)
+        backbone, layer = models.module(1, k)
         assert errors[1, k].item() == pytest.approx(
             nn.functional.mse_loss(layer(backbone(X[1])), Y[1]).item(), rel=1e-9
         )
 
 
 def test_the_training_loss_is_averaged_over_the_steps():
-    made = stack([CANDIDATES["l2"]], seeds=(0,), batch_size=ROWS)
+    models = stack([CANDIDATES["l2"]], seeds=(0,), batch_size=ROWS)
     X, Y = data(1)
-    start = made.evaluate(X, Y)
-    made.advance(1)
-    assert relative(made.average_loss(1), start) < 1e-9
-    made.advance(1)
-    assert made.average_loss(1) < start
+    start = models.evaluate(X, Y)
+    models.advance(1)
+    assert relative(models.average_loss(1), start) < 1e-9
+    models.advance(1)
+    assert models.average_loss(1) < start
 
 
 def test_the_last_layers_are_drawn_apart_from_the_backbones():
     backbone = mlp([40, 30], generator=torch.Generator().manual_seed(7))
-    made = Stack([backbone], [Candidate(0.1, init="lecun")], 20, batch_size=1, total=1, seeds=[7])
-    _, layer = made.module(0, 0)
+    models = Stack([backbone], [Candidate(0.1, init="lecun")], 20, batch_size=1, total=1, seeds=[7])
+    _, layer = models.module(0, 0)
     numbers = torch.stack([layer.weight.flatten(), backbone[0].weight.flatten()[: layer.weight.numel()]])
     assert torch.corrcoef(numbers)[0, 1].abs() < 0.15
     assert layer.weight.std().item() == pytest.approx(30**-0.5, rel=0.1)

@@ -42,15 +42,15 @@ def test_equals_training_alone(optimizer, points, dtype):
     candidates = list(METHODS.values())
     if optimizer == "adam":
         candidates = [Candidate(c.lr / 10, c.rule, c.init) for c in candidates]
-    made = stack(candidates, optimizer=optimizer, dtype=dtype, points=points)
+    models = stack(candidates, optimizer=optimizer, dtype=dtype, points=points)
     X, Y = fields(points=points, dtype=dtype)
-    before = {(s, k): made.module(s, k) for s in range(2) for k in range(len(candidates))}
-    made.advance(STEPS)
+    before = {(s, k): models.module(s, k) for s in range(2) for k in range(len(candidates))}
+    models.advance(STEPS)
     tolerance = 1e-8 if dtype == torch.float64 else 5e-3
     for (s, k), (own, layer) in before.items():
         start = {name: p.clone() for name, p in own.named_parameters()}
         own, head = alone(candidates[k], own, layer, X[s], Y[s], SEEDS[s], optimizer, 3)
-        stacked, linear = made.module(s, k)
+        stacked, linear = models.module(s, k)
         for name, p in own.named_parameters():
             assert relative(stacked.get_parameter(name), p) < tolerance, (k, name)
         assert relative(own.lift.weight, start["lift.weight"]) > 100 * tolerance or dtype == torch.float32
@@ -84,12 +84,12 @@ def test_features_are_the_operators_on_any_grid(modes):
 
 
 def test_is_measured_on_another_grid():
-    made = stack(list(METHODS.values()))
-    made.advance(4)
+    models = stack(list(METHODS.values()))
+    models.advance(4)
     X, Y = fields(points=5 * POINTS)
-    errors = made.evaluate(X, Y)
+    errors = models.evaluate(X, Y)
     for k in range(len(METHODS)):
-        own, layer = made.module(1, k)
+        own, layer = models.module(1, k)
         expected = torch.nn.functional.mse_loss(layer(own(X[1])), Y[1]).item()
         assert errors[1, k].item() == pytest.approx(expected, rel=1e-9)
 

@@ -17,15 +17,15 @@ from .iv_stack_cases import CANDIDATES, TOTAL, alone, problem, stack
 @pytest.mark.parametrize("pool", [1, 2])
 def test_it_is_training_alone(batch, pool):
     data, split, points = problem()
-    made = stack(batch=batch, pool=pool)
-    made.advance(TOTAL)
-    errors = made.measure()
+    stacked = stack(batch=batch, pool=pool)
+    stacked.advance(TOTAL)
+    errors = stacked.measure()
     for k, candidate in enumerate(CANDIDATES):
         model = alone(candidate.rules, candidate.lr, pool)
         train(model, data, split, iterations=TOTAL, batch_size=batch, lr=candidate.lr, fresh=False, decay=False, seed=3)
-        assert distance(made.W[k], model.first.W) < 1e-6, k
-        assert distance(made.w[k], model.second.W) < 1e-6, k
-        for net, own in ((made.psi, model.psi), (made.phi, model.phi)):
+        assert distance(stacked.W[k], model.first.W) < 1e-6, k
+        assert distance(stacked.w[k], model.second.W) < 1e-6, k
+        for net, own in ((stacked.psi, model.psi), (stacked.phi, model.phi)):
             for trained, p in zip(net.params.views, own.parameters()):
                 shown = trained[k] if trained[k].shape == p.shape else trained[k][:, : p.shape[1]]
                 assert distance(shown, p) < 1e-6, k
@@ -40,21 +40,21 @@ def test_it_is_training_alone(batch, pool):
 
 def test_several_steps_of_stage_two():
     data, split, _ = problem()
-    made = stack(T2=2)
-    made.advance(5)
+    stacked = stack(T2=2)
+    stacked.advance(5)
     model = alone(CANDIDATES[0].rules, CANDIDATES[0].lr, T2=2)
     train(model, data, split, iterations=5, batch_size=8, lr=CANDIDATES[0].lr, fresh=False, decay=False, seed=3)
-    assert distance(made.w[0], model.second.W) < 1e-7
+    assert distance(stacked.w[0], model.second.W) < 1e-7
 
 
 def test_one_that_diverges_disturbs_no_other(tmp_path):
     wild = [*CANDIDATES[:2], IVCandidate(1e30, Rules.ridge(1.0, 1.0)), *CANDIDATES[2:3]]
-    made, calm = stack(wild, dtype=torch.float32), stack([wild[k] for k in (0, 1, 3)], dtype=torch.float32)
-    found = measuring.train(made, IVStack.measure, at=[10, 20])
+    stacked, calm = stack(wild, dtype=torch.float32), stack([wild[k] for k in (0, 1, 3)], dtype=torch.float32)
+    history = measuring.train(stacked, IVStack.measure, at=[10, 20])
     expected = measuring.train(calm, IVStack.measure, at=[10, 20])
-    assert found.alive == [0, 1, 3]
+    assert history.alive == [0, 1, 3]
     for name, values in expected.errors.items():
-        for mine, theirs in zip(found.errors[name], values):
+        for mine, theirs in zip(history.errors[name], values):
             assert torch.isinf(mine[0, 2]) or name != "test"
             torch.testing.assert_close(mine[:, [0, 1, 3]], theirs, rtol=1e-4, atol=1e-6)
 

@@ -157,12 +157,12 @@ def test_an_optimizer_follows_the_rate(name):
         net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)).double()
         before = [p.detach().clone() for p in net.parameters()]
         rate = torch.tensor(1.0)
-        made = swap_optimizers.make(name, net, (), rate, 5e-4, 0.01)
+        optimizers = swap_optimizers.make(name, net, (), rate, 5e-4, 0.01)
         rate.fill_(value)
         for _ in range(2 if name == "soap" else 1):  # the first step of SOAP only looks
             net.zero_grad()
             net(torch.ones(1, 2, 4, 4).double()).square().sum().backward()
-            for optimizer in made:
+            for optimizer in optimizers:
                 optimizer.step()
         moves.append([float((p.detach() - q).abs().max()) for p, q in zip(net.parameters(), before)])
     for one, two in zip(*moves):

@@ -397,8 +397,8 @@ def test_predicting_takes_constant_memory(trained, tmp_path):
             for _ in range(times):
                 file.writelines(lines[1:])
         arguments = [sys.executable, "-c", code, str(here / "model"), str(path), str(tmp_path / "out.csv")]
-        found = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        peaks.append(int(found.stdout) / (1 if sys.platform == "darwin" else 1024))
+        completed = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        peaks.append(int(completed.stdout) / (1 if sys.platform == "darwin" else 1024))
     assert peaks[1] < peaks[0] + 40
 
 

@@ -77,12 +77,12 @@ def test_a_bad_file_gets_one_line_and_leaves_nothing(content, parts, arguments, 
 
 def test_the_entry_point_says_it_on_stderr_with_exit_code_two(tmp_path):
     (tmp_path / "homes.csv").write_text(GOOD)
-    found = subprocess.run(
+    completed = subprocess.run(
         [*RUN, "train", "homes.csv", "--target", "cost"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert found.returncode == 2
-    assert found.stderr.startswith("closedform: homes.csv: there is no column 'cost'")
-    assert found.stderr.count("\n") == 1
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("closedform: homes.csv: there is no column 'cost'")
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])

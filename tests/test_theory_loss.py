@@ -161,10 +161,10 @@ def test_everything_is_float64():
     single = phi.float(), Y.float()
     exact = single[0].double(), single[1].double()
     for function in (cp.loss, cp.gradient, cp.gradient_by_parts, cp.best_layer, lambda p, y: cp.split(p, y).attainable):
-        found = function(*single)
-        assert found.dtype == torch.float64
-        assert torch.equal(found, function(*exact))
-        assert torch.equal(function(single[0], exact[1]), found)  # mixed
+        value = function(*single)
+        assert value.dtype == torch.float64
+        assert torch.equal(value, function(*exact))
+        assert torch.equal(function(single[0], exact[1]), value)  # mixed
     assert cp.orthogonal(single[1], 3).dtype == cp.saddle(single[1], 3, 1).dtype == torch.float64
     assert cp.loss(torch.ones(3, 2, dtype=torch.long), torch.ones(3, 1, dtype=torch.long)) < 1e-28
 

@@ -55,8 +55,8 @@ def test_the_command(tmp_path):
     path = theory.run(tmp_path / "numbers", quick=True, figures=tmp_path / "figures", say=said.append)
     quick, full = json.loads(path.read_text()), json.loads(RESULTS.read_text())
 
-    def keys(found):
-        return {k: keys(v) for k, v in found.items()} if isinstance(found, dict) else None
+    def keys(tree):
+        return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
 
     assert quick["quick"] is True
     assert keys(quick) == keys(full)

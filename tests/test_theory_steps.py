@@ -161,10 +161,10 @@ class Half(torch.nn.Module):
 def test_idle_parameters_and_statistics():
     net, (x, Y) = Half(), batches(1, n=20)[0]
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    found = theory.envelope_gap(net, x, Y, 0.5)
-    assert found.gap < 1e-12
-    assert found.through.numel() == sum(p.numel() for p in net.parameters())
-    assert int((found.through == 0).sum()) >= 16
+    envelope = theory.envelope_gap(net, x, Y, 0.5)
+    assert envelope.gap < 1e-12
+    assert envelope.through.numel() == sum(p.numel() for p in net.parameters())
+    assert int((envelope.through == 0).sum()) >= 16
     assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
     net(x)
     assert int(net.norm.num_batches_tracked) == 1  # which a plain forward does change
@@ -177,9 +177,9 @@ def test_targets_that_are_zero_have_no_gap():
 
 def test_a_backbone_in_float32():
     net, (x, Y) = backbone(dtype=torch.float32), batches(1, n=20, dtype=torch.float32)[0]
-    found = theory.envelope_gap(net, x, Y, 1.0, layer(2, 6))
-    assert found.through.dtype == torch.float64
-    assert found.gap < 1e-6
+    envelope = theory.envelope_gap(net, x, Y, 1.0, layer(2, 6))
+    assert envelope.through.dtype == torch.float64
+    assert envelope.gap < 1e-6
 
 
 def test_bad_arguments_of_the_gap():
