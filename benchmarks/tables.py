@@ -552,15 +552,9 @@ def _ratio(values: list[float]) -> str:
 def tabular_peers_summary() -> str:
     """closedform against each model, on tables that both have: errors as a geometric mean of ratios, tables won, time."""
     body = []
-    regression = _peers(False)
-    partly = [model for model in PARTLY if any(model in models for models in regression.values())]
+    partly = [model for model in PARTLY if any(model in models for models in _peers(False).values())]
     for model in (*PEERS, *partly):
-        ranks = [
-            1 + sum(models[other]["rmse"] < models[model]["rmse"] for other in PEERS)
-            for models in regression.values()
-            if model in PEERS and all(other in models for other in PEERS)
-        ]
-        cells = [model, f"{statistics.fmean(ranks):.2f} ({len(ranks)})" if ranks else ""]
+        cells = [model, _mean_rank(model, False, "rmse"), _mean_rank(model, True, "log_loss")]
         if model == "closedform":
             body.append([*cells, "", "", "", ""])
             continue
@@ -575,8 +569,17 @@ def tabular_peers_summary() -> str:
         total = sum(a["seconds"] for a, _ in both) / sum(b["seconds"] for _, b in both)
         each = math.exp(statistics.fmean(math.log(a["seconds"] / b["seconds"]) for a, b in both))
         body.append([*cells, f"{total:.2g} ({each:.2g})"])
-    head = ["model", "mean rank, RMSE (tables)", "RMSE", "log loss", "error rate", "time"]
+    head = ["model", "mean rank, RMSE (tables)", "log loss (tables)", "RMSE", "log loss", "error rate", "time"]
     return _markdown(head, body)
+
+
+def _mean_rank(model: str, classes: bool, measure: str) -> str:
+    """Among the models that were run on all tables."""
+    whole = [models for models in _peers(classes).values() if all(other in models for other in PEERS)]
+    if model not in PEERS or not whole:
+        return ""
+    ranks = [1 + sum(models[other][measure] < models[model][measure] for other in PEERS) for models in whole]
+    return f"{statistics.fmean(ranks):.2f} ({len(ranks)})"
 
 
 def tabular_intervals() -> str:

@@ -503,3 +503,11 @@ def test_tensors_of_bfloat16():
     np.testing.assert_array_equal(
         model.predict(short), ClosedFormRegressor(**FAST).fit(short.float(), y).predict(short.float())
     )
+
+
+@pytest.mark.parametrize(("classes", "width"), [(2, 64), (9, 64), (10, 192)])
+def test_many_classes_have_wider_networks_on_large_tables(classes, width):
+    assert ClosedFormClassifier()._hidden(5000, classes) == [width] * 3
+    assert ClosedFormClassifier()._hidden(4000, classes) == [48] * 3
+    assert ClosedFormClassifier(hidden_layer_sizes=(7,))._hidden(5000, classes) == [7]
+    assert ClosedFormRegressor()._hidden(5000, classes) == [64] * 3

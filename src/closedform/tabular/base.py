@@ -301,7 +301,7 @@ class Estimator(Settings, ABC):
         columns = self._wave_columns(self.wavy_)
         alone = inputs if self._plain else 0
         network = PeriodicPerceptron(
-            inputs, columns, self._waves(len(columns)), self._hidden(n), self.activation, alone
+            inputs, columns, self._waves(len(columns)), self._hidden(n, outputs), self.activation, alone
         )
         if self.backbone is None and not isinstance(self.rule, Rule):
             return Networks(

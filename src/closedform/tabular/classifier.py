@@ -13,6 +13,9 @@ from . import conformal
 from .base import Estimator
 from .link import Link, fitted
 from .rows import merged, spread
+from .settings import LARGE_HIDDEN
+
+MANY_CLASSES, MANY_HIDDEN = 10, (192, 192, 192)
 
 
 class ClosedFormClassifier(ClassifierMixin, Estimator):
@@ -20,7 +23,8 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
 
     The networks fit one-hot targets by least squares, as in the paper, and the largest output is the class. Such outputs
     estimate probabilities; `link_` makes them positive and sets their contrast, by the rows that were held out
-    (`closedform.tabular.link`). Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `link_`.
+    (`closedform.tabular.link`). Parameters and attributes are those of `ClosedFormRegressor`, and `classes_`, `link_`. With
+    more than 4000 rows and ten classes or more the hidden layers are of 192.
 
     Examples
     --------
@@ -52,6 +56,10 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     def _target_moments(self, Y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # one scale for all classes, or rare ones would count more
         return weight @ Y / weight.sum(), np.ones(Y.shape[1])
+
+    def _large_hidden(self, outputs: int) -> tuple[int, ...]:
+        # all classes share the features, and many of them need more
+        return LARGE_HIDDEN if outputs < MANY_CLASSES else MANY_HIDDEN
 
     def _shape_layer(self) -> None:
         pass

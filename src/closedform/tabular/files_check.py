@@ -53,7 +53,7 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
     stored = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("engine."))
     if estimator.backbone is not None:
         return  # the reader's own module; its state is compared with the file's
-    sizes = [inputs, *estimator._hidden(rows)]
+    sizes = [inputs, *estimator._hidden(rows, outputs)]
     width, columns = sizes[-1] + inputs + 1, len(estimator._wave_columns(tensors["wavy_"].numpy()))
     needed = sum((a + 1) * b for a, b in pairwise(sizes)) + width * outputs
     needed += columns * (estimator._waves(columns) * (2 + MIXED) + MIXED * sizes[1])

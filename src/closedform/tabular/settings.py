@@ -112,11 +112,14 @@ class Settings(BaseEstimator):
             return int(self.members)
         return 2 * len(LEVELS) if n <= SMALL else len(LARGE_LEVELS)
 
-    def _hidden(self, n: int) -> list[int]:
+    def _hidden(self, n: int, outputs: int) -> list[int]:
         sizes = self.hidden_layer_sizes
         if isinstance(sizes, str):
-            sizes = HIDDEN if n <= SMALL else LARGE_HIDDEN
+            sizes = HIDDEN if n <= SMALL else self._large_hidden(outputs)
         return [int(size) for size in sizes]
+
+    def _large_hidden(self, outputs: int) -> tuple[int, ...]:
+        return LARGE_HIDDEN
 
     def _bank(self, n: int) -> tuple[tuple[float, float], ...]:
         """The levels that members take in turn."""
