@@ -1,11 +1,15 @@
-"""One thread: the problems are tiny, and threads that wait for each other make them slow on a busy machine."""
+"""One thread: the problems are tiny, and threads that wait for each other make them slow on a busy machine. And an answer to
+Ctrl-C, which a shell takes from what it starts in the background: some tests are about it."""
 
 import shutil
+import signal
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
