@@ -102,7 +102,14 @@ def save(args: argparse.Namespace, name: str, question: str, rows: list[dict]) -
 
 
 CODE = [f"tabular/{name}.py" for name in ("base", "loop", "networks", "scaling", "settings", "conformal", "shrinking")]
-CODE += ["tabular/link.py", "tabular/noise.py", "tabular/regressor.py", "tabular/classifier.py", "stack/periodic.py"]
+CODE += [
+    "tabular/link.py",
+    "tabular/neighbours.py",
+    "tabular/noise.py",
+    "tabular/regressor.py",
+    "tabular/classifier.py",
+    "stack/periodic.py",
+]
 
 
 def code(sources: Iterable[Path], *more: object) -> str:

@@ -243,7 +243,7 @@ def test_warm_start_goes_on():
 
 def test_warm_start_takes_the_settings_of_today():
     X, y = table(100)
-    model = ClosedFormRegressor(warm_start=True, max_iter=2, random_state=0).fit(X, y)
+    model = ClosedFormRegressor(warm_start=True, max_iter=2, neighbours=False, random_state=0).fit(X, y)
     before = model.predict(X)
     model.set_params(learning_rate=1e-12).fit(X, y)
     features = model.features(X)

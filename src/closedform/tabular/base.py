@@ -22,7 +22,7 @@ from ..estimator_files import save
 from ..solver.rules import Kalman, Rule
 from ..stack.loop import Checkpoint
 from ..stack.periodic import PeriodicPerceptron
-from . import conformal, frames, noise, shrinking
+from . import conformal, frames, neighbours, noise, shrinking
 from .columns import Preparation
 from .loop import Engine, Epochs, Plan, Record, TrainingRows, bounds, train
 from .modules import Modules
@@ -159,8 +159,8 @@ class Estimator(Settings, ABC):
             self.n_iter_ += 1
             assert self._missed is not None
             self.shares_ = _shares(self._missed, len(self._bank(self._rows_fitted)))
+            self.distances_ = self.neighbours_ = None  # those of an earlier fit are of another model
             self._finish()
-            self.distances_ = None  # those of an earlier fit are of another model
 
     def _note(self, engine: Engine, record: Record) -> None:
         self.engine_ = engine
@@ -177,6 +177,8 @@ class Estimator(Settings, ABC):
         weight, bias = self.engine_.layer(torch.from_numpy(self.shares_))
         scale = self.target_scale_
         self.coef_ = weight.cpu().numpy() * scale[:, None]
+        if self.neighbours_ is not None:
+            self.coef_ = np.concatenate([self.coef_, np.diag(self.neighbours_.share * scale)], 1)
         self.intercept_ = bias.cpu().numpy() * scale + self.target_mean_
         if not (np.isfinite(self.coef_).all() and np.isfinite(self.intercept_).all()):
             raise ValueError("training left the range of floats: expected inputs, targets and weights of moderate size")
@@ -188,7 +190,7 @@ class Estimator(Settings, ABC):
 
     def _calibrate(self, rows: TrainingRows) -> None:
         """What the rows that were held out tell of the errors to come; nothing where there are none."""
-        self.distances_, self.linear_share_ = None, 0.0
+        self.distances_, self.neighbours_, self.linear_share_ = None, None, 0.0
         if rows.held is None:
             return
         held = conformal.held_out(self.engine_, self.shares_, rows)
@@ -196,8 +198,13 @@ class Estimator(Settings, ABC):
             inputs = self.engine_.network.parts(rows.x)[1]
             held, layer, self.linear_share_ = shrinking.drawn(held, rows, inputs)
             self.engine_.draw_to(layer, self.linear_share_)
+        networks_alone = held
+        if isinstance(self.engine_, Networks) and self.neighbours:
+            columns = len(self.input_centre_)
+            self.neighbours_, held = neighbours.judged(self.engine_, self.shares_, rows, held, columns)
         if isinstance(self.engine_, Networks) and self.engine_.memory.kind == "kalman":
-            self.engine_.scale_noise(noise.factor(self.engine_, torch.from_numpy(self.shares_), rows, held))
+            shares = torch.from_numpy(self.shares_)
+            self.engine_.scale_noise(noise.factor(self.engine_, shares, rows, held, networks_alone))
         self._judge(held)
 
     @abstractmethod
@@ -287,7 +294,12 @@ class Estimator(Settings, ABC):
             yield phi
 
     def _features(self, X: np.ndarray) -> Tensor:
-        return self.engine_.features(self._inputs(X).to(self.engine_.device))
+        inputs = self._inputs(X)
+        phi = self.engine_.features(inputs.to(self.engine_.device))
+        if self.neighbours_ is None:
+            return phi
+        means = self.neighbours_.means(inputs[:, : len(self.input_centre_)].numpy())
+        return torch.cat([phi, torch.from_numpy(means).to(phi)], 1)
 
     def _outputs(self, X: Any) -> np.ndarray:
         """`(n, outputs)` in the units of the targets."""

@@ -52,6 +52,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The folder to write; NAME-model beside the file otherwise.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="A number that suits the table otherwise.")] = None,
     effort: Annotated[float, typer.Option(help="How much longer than usual to train: 2 doubles the epochs.")] = 1.0,
+    neighbours: Annotated[
+        bool, typer.Option(help="Whether the model may keep its training rows, where that lowers the error.")
+    ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the split and the training.")] = 0,
     importance: Annotated[
         ImportanceOf, typer.Option(help="Of the columns: quick takes some seconds, full as long as it needs.")
@@ -99,6 +102,7 @@ def train(
                 seed=seed,
                 max_iter=epochs,
                 effort=effort,
+                neighbours=neighbours,
                 encoding=encoding,
                 overwrite=overwrite,
                 importance=importance.value,

@@ -12,6 +12,7 @@ from ..estimator_files import described_parameters, rebuilt_parameters
 from . import files_check
 from .columns import Preparation
 from .link import Link
+from .neighbours import Neighbours
 
 ARRAYS = ("shares_", "input_centre_", "input_scale_", "wavy_", "line_", "target_mean_", "target_scale_")
 ATTRIBUTES = (
@@ -34,11 +35,17 @@ def described(estimator: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["distances"] = torch.from_numpy(np.ascontiguousarray(estimator.distances_))
     if estimator._missed is not None:
         tensors["missed"] = estimator._missed
+    near: Neighbours | None = estimator.neighbours_
+    if near is not None:
+        arrays = {name: torch.from_numpy(getattr(near, name)) for name in files_check.NEIGHBOURS}
+        tensors |= {f"neighbours.{name}": tensor for name, tensor in arrays.items()}
     body: dict[str, Any] = {
         "parameters": described_parameters(estimator),
         "rows": estimator._rows_fitted,
         "attributes": {name: getattr(estimator, name) for name in ATTRIBUTES if hasattr(estimator, name)},
     }
+    if near is not None:
+        body["neighbours"] = {name: getattr(near, name) for name in files_check.NEIGHBOUR_NUMBERS}
     if hasattr(estimator, "feature_names_in_"):
         body["feature_names"] = [str(name) for name in estimator.feature_names_in_]
     if hasattr(estimator, "preparation_"):
@@ -79,6 +86,8 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
     distances = tensors.get("distances")
     estimator.distances_ = None if distances is None else distances.numpy()
     estimator._missed, estimator._rows_fitted = tensors.get("missed"), header["rows"]
+    near = {name: tensors[f"neighbours.{name}"].numpy() for name in files_check.NEIGHBOURS if "neighbours" in header}
+    estimator.neighbours_ = Neighbours(**near, **header["neighbours"]) if near else None
     if "feature_names" in header:
         estimator.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     if "classes" in header:

@@ -18,6 +18,8 @@ from .columns import Preparation
 MOST_ROWS = 2**40  # of a fit; more would take years to read
 CLASS_KINDS = "biufUO"  # of numpy's types: booleans, numbers and texts
 LABELS = (str, int, float, bool)
+NEIGHBOURS = {"rows": torch.float32, "residuals": torch.float32, "weights": torch.float64, "scale": torch.float64}
+NEIGHBOUR_NUMBERS = ("power", "floor", "share")
 
 
 def everything(
@@ -32,8 +34,10 @@ def everything(
     )
     members = estimator._members(rows)
     classifies = hasattr(estimator, "predict_proba")
-    _arrays(tensors, inputs, outputs, members)
+    _arrays(tensors, inputs, outputs, members, "neighbours" in header)
     _distances(tensors.get("distances"), 1 if classifies else outputs)
+    if "neighbours" in header:
+        _neighbours(header["neighbours"], tensors, inputs, outputs)
     if preparation is not None and preparation.width != inputs:
         raise ValueError(f"its columns become {preparation.width} inputs, but the model has {inputs}")
     columns = inputs if preparation is None else len(preparation.columns)
@@ -63,7 +67,7 @@ def _sizes(estimator: Any, rows: int, inputs: int, outputs: int, members: int, t
         raise ValueError(f"{members} networks with layers of {sizes} and {outputs} outputs are larger than the file")
 
 
-def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int) -> None:
+def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int, neighbours: bool) -> None:
     lengths = {
         "input_centre_": inputs,
         "input_scale_": inputs,
@@ -90,8 +94,10 @@ def _arrays(tensors: dict[str, Tensor], inputs: int, outputs: int, members: int)
         missed.shape != (members,) or missed.dtype != torch.float64 or bool(missed.isnan().any())
     ):
         raise ValueError(f"missed must be {members} numbers of float64")
+    known = {*lengths, "line_", "shares_", "missed", "distances"}
+    known |= {f"neighbours.{name}" for name in NEIGHBOURS if neighbours}
     for name in tensors:
-        if not name.startswith("engine.") and name not in (*lengths, "line_", "shares_", "missed", "distances"):
+        if not name.startswith("engine.") and name not in known:
             raise ValueError(f"the tensor {name!r:.80} is not one that this version knows")
 
 
@@ -104,6 +110,19 @@ def _distances(distances: Tensor | None, count: int) -> None:
         raise ValueError(f"distances must be finite numbers of float64 from 0 on, of shape (rows, {count}, 2)")
     if bool((distances.diff(dim=0) < 0).any()):
         raise ValueError("distances must be in their order")
+
+
+def _neighbours(numbers: Any, tensors: dict[str, Tensor], inputs: int, outputs: int) -> None:
+    if not isinstance(numbers, dict) or set(numbers) != set(NEIGHBOUR_NUMBERS):
+        raise ValueError(f"neighbours must be {', '.join(NEIGHBOUR_NUMBERS)}, got {numbers!r:.80}")
+    if not all(type(value) in (int, float) and 0 < value < math.inf for value in numbers.values()):
+        raise ValueError(f"the numbers of neighbours must be positive, got {numbers!r:.80}")
+    rows = tensors.get("neighbours.weights", torch.zeros(0)).numel()
+    shapes = {"rows": (rows, inputs), "residuals": (rows, outputs), "weights": (rows,), "scale": (inputs,)}
+    for name, dtype in NEIGHBOURS.items():
+        check_tensor(tensors, f"neighbours.{name}", shapes[name], dtype)
+    if not rows or float(tensors["neighbours.weights"].min()) <= 0 or float(tensors["neighbours.scale"].min()) < 0:
+        raise ValueError("neighbours must be at least one row, with positive weights and scales from 0 on")
 
 
 def _attributes(attributes: dict[str, Any], columns: int) -> None:

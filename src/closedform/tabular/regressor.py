@@ -21,7 +21,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     Inputs are centred, scaled and drawn in at the ends as by a logarithm, and targets standardised, inside. The networks see
     numbers as they are and through waves; the last layer sees their features and the inputs, drawn in or plain, whichever a
     ridge regression does better with. As far as held-out rows say that it pays, every layer is drawn to that ridge
-    regression: where the truth is a line, so is the model. By default several networks are trained side by side at up to
+    regression: where the truth is a line, so is the model. And where near rows have much in common that the networks did not
+    learn, a prediction looks the nearest training rows up. By default several networks are trained side by side at up to
     four levels, from tables with little noise (no weight decay, a short memory of the last layer) to tables with much of it.
     Errors on rows that they hold out, which cost nothing (see `closedform.tabular.networks`), choose the epoch that is kept
     of each and how much each level counts. The same rows give `predict_interval` its intervals.
@@ -43,6 +44,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
     waves : how many cosines of each number the first layer sees beside the number; "auto" is 16, fewer for more than 40
         columns and none for more than 256; 0 is none.
     effort : how much longer than by default to train; 2 doubles the epochs that `max_iter="auto"` stands for.
+    neighbours : whether the model may keep its training rows, where held-out rows say that it pays: a prediction then adds
+        what the networks left over at the nearest of them. They stand in the file that `save` writes.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
     validation_fraction : the share of the rows that members hold out: one for all levels, another for their second members.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls
@@ -60,6 +63,7 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         the rows held out.
     shares_ : how much each member counts.
     linear_share_ : how far the members were drawn to the ridge regression, from 0 to 1.
+    neighbours_ : the training rows that predictions look up, or None (see `closedform.tabular.neighbours`).
     n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn.
     preparation_ : after a fit on a data frame, what each column was taken for (`preparation_.descriptions()`); texts,
         categories, dates and missing values are taken as `closedform train` takes them.
@@ -117,7 +121,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         if not return_std:
             return outputs.reshape(shape)
         shares = torch.from_numpy(self.shares_)
-        parts = [self.engine_.variance(phi, shares).cpu().numpy() for phi in self._pieces(X)]
+        own = None if self.neighbours_ is None else -len(self.target_mean_)  # features of the networks alone
+        parts = [self.engine_.variance(phi[:, :own], shares).cpu().numpy() for phi in self._pieces(X)]
         return outputs.reshape(shape), (np.sqrt(np.concatenate(parts)) * self.target_scale_).reshape(shape)
 
     def predict_interval(self, X: Any, alpha: float = 0.1) -> np.ndarray:

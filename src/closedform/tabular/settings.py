@@ -49,6 +49,7 @@ class Settings(BaseEstimator):
         max_iter: int | str = "auto",
         waves: int | str = "auto",
         effort: float = 1.0,
+        neighbours: bool = True,
         early_stopping: bool = True,
         validation_fraction: float = 0.12,
         n_iter_no_change: int | None = None,
@@ -69,6 +70,7 @@ class Settings(BaseEstimator):
         self.max_iter = max_iter
         self.waves = waves
         self.effort = effort
+        self.neighbours = neighbours
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -94,7 +96,7 @@ class Settings(BaseEstimator):
             raise ValueError(f"effort must be a positive number, got {self.effort!r}")
         if not is_positive(self.validation_fraction) or not self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
-        for name in ("early_stopping", "warm_start", "verbose"):
+        for name in ("neighbours", "early_stopping", "warm_start", "verbose"):
             value = getattr(self, name)
             if not isinstance(value, (bool, np.bool_)) and not (name == "verbose" and isinstance(value, Integral)):
                 raise ValueError(f"{name} must be True or False, got {value!r}")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .permutation import Importance
 
 HINT = "; --categorical {0} takes the column as texts, and --ignore {0} leaves it out"
+KEPT = (
+    "the model keeps {:,} training rows and looks up those nearest to a new row; --no-neighbours leaves them out of it"
+)
 
 EVERY_S = 1.0  # between checkpoints, which are small
 
@@ -62,6 +65,7 @@ def train(
     seed: int = 0,
     max_iter: int | None = None,
     effort: float = 1.0,
+    neighbours: bool = True,
     encoding: str = "utf-8-sig",
     overwrite: bool = False,
     importance: str = "quick",
@@ -92,7 +96,8 @@ def train(
     remarks = [*read.remarks, *comparing.cautions(len(second))]
 
     kind = ClosedFormRegressor if task == "regression" else ClosedFormClassifier
-    estimator = kind(random_state=seed, max_iter="auto" if max_iter is None else max_iter, effort=effort)
+    epochs = "auto" if max_iter is None else max_iter
+    estimator = kind(random_state=seed, max_iter=epochs, effort=effort, neighbours=neighbours)
     model = folder.TableModel(task, target, estimator)
 
     with publishing.workspace(partial):
@@ -105,6 +110,8 @@ def train(
             checkpoint = Checkpoint(partial / publishing.CHECKPOINT, identity, EVERY_S, or_anew=True)
             estimator._fit(inputs.iloc[first], y[first], preparation=preparation, checkpoint=checkpoint, on_epoch=shown)
             seconds["closedform"] = checkpoint.seconds + time.perf_counter() - start
+            if estimator.neighbours_ is not None:
+                remarks.append(KEPT.format(len(estimator.neighbours_.rows)))
             stage("comparing")
             test = inputs.iloc[second]
             predicted = {"closedform": estimator.predict(test)}
