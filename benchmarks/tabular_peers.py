@@ -38,7 +38,7 @@ def _closedform(classes: bool) -> Any:
     return (ClosedFormClassifier if classes else ClosedFormRegressor)(random_state=0)
 
 
-def _realmlp(name: str) -> Callable[[bool], Any]:
+def _pytabkit(name: str) -> Callable[[bool], Any]:
     def build(classes: bool) -> Any:
         import pytabkit
 
@@ -84,11 +84,12 @@ MODELS: dict[str, Callable[[bool], Any]] = {
     "MLP": _mlp,
     "LightGBM": _lightgbm,
     "CatBoost": _catboost,
-    "RealMLP-TD-S": _realmlp("RealMLP_TD_S"),
-    "RealMLP-TD": _realmlp("RealMLP_TD"),
-    "TabM": _realmlp("TabM_D"),
-    "LightGBM-TD": _realmlp("LGBM_TD"),
-    "CatBoost-TD": _realmlp("CatBoost_TD"),
+    "RealMLP-TD-S": _pytabkit("RealMLP_TD_S"),
+    "RealMLP-TD": _pytabkit("RealMLP_TD"),
+    "TabM": _pytabkit("TabM_D"),
+    "xRFM": _pytabkit("XRFM_D"),
+    "LightGBM-TD": _pytabkit("LGBM_TD"),
+    "CatBoost-TD": _pytabkit("CatBoost_TD"),
 }
 DEFAULT = ("closedform", "linear", "MLP", "LightGBM", "CatBoost", "RealMLP-TD-S")
 

@@ -120,3 +120,17 @@ def test_a_line_in_columns_with_long_tails_is_learned():
 @pytest.mark.parametrize("n", [1, 2])
 def test_few_rows_see_the_columns_drawn_in(n):
     assert not line_of(np.arange(2.0 * n).reshape(n, 2), np.arange(float(n)))[2].any()
+
+
+def test_a_column_of_mostly_zeros_is_scaled_by_the_others():
+    g = np.random.default_rng(0)
+    few = np.where(g.uniform(size=400) < 0.1, g.uniform(1, 3, 400), 0.0)
+    few[:2] = 1e6, -5.0
+    centre, scale = centre_and_scale(few[:, None], np.ones(400))
+    assert centre == 0
+    assert 1 < scale < 3
+    weight = np.where(few == 0, 2.0, 1.0)  # a weight of two is a row given twice
+    twice = np.r_[few, few[few == 0]]
+    assert centre_and_scale(few[:, None], weight) == centre_and_scale(twice[:, None], np.ones(len(twice)))
+    rare = (few > 0).astype(float)
+    assert centre_and_scale(rare[:, None], np.ones(400))[1] == 0.5

@@ -22,26 +22,35 @@ ROWS, LEAST_ROWS, WORK = 20_000, 200, 4_000_000_000
 
 
 def centre_and_scale(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted median of each column and the distance of its quartiles; half the range where the quartiles are equal,
-    and 1 for a constant. Unlike mean and deviation they do not see how far the farthest rows are.
+    """The weighted median of each column and the distance of its quartiles. Where these are equal, as in a column of mostly
+    zeros, how far the other numbers are from the median, in the median; of two values half the range; and 1 for a constant.
+    Unlike mean and deviation they do not see how far the farthest rows are.
 
     >>> centre_and_scale(np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0], [3.0, 5.0], [1e9, 5.0]]), np.ones(5))
     (array([2., 5.]), array([2., 1.]))
+    >>> centre_and_scale(np.r_[np.zeros(10), 3.0, 4.0, 1e9][:, None], np.ones(13))[1]
+    array([4.])
     """
-    order = np.argsort(X, 0, kind="stable")
-    ordered = np.take_along_axis(X, order, 0)
-    total = weight.sum()
-    shares = np.cumsum(weight[order], 0) / total
-
-    def quantile(share: float) -> np.ndarray:
-        return np.take_along_axis(ordered, (shares < share - 1e-12).sum(0)[None].clip(max=len(X) - 1), 0)[0]
-
-    low, centre, high = (quantile(share) for share in (0.25, 0.5, 0.75))
+    low, centre, high = _quantiles(X, weight, (0.25, 0.5, 0.75))
     with np.errstate(over="ignore"):
-        spread, half = high - low, ordered[-1] / 2 - ordered[0] / 2
+        spread, half = high - low, X.max(0) / 2 - X.min(0) / 2
+        distances = np.abs(X - centre)
     least = 1e-9 * np.abs(centre)  # differences that are only rounding
     scale = np.where(spread > least, spread, np.where(half > least, half, 1.0))
+    for column in np.flatnonzero((spread <= least) & (half > least)):
+        away = distances[:, column] > least[column]
+        if len(np.unique(X[away, column])) > 1:
+            scale[column] = _quantiles(distances[away, column][:, None], weight[away], (0.5,))[0].item()
     return centre, np.where(np.isfinite(scale), scale, np.finfo(np.float64).max / 4)
+
+
+def _quantiles(X: np.ndarray, weight: np.ndarray, shares: tuple[float, ...]) -> list[np.ndarray]:
+    """Of each column, numbers that occur: up to each lies at least such a share of the weight."""
+    order = np.argsort(X, 0, kind="stable")
+    ordered = np.take_along_axis(X, order, 0)
+    upto = np.cumsum(weight[order], 0) / weight.sum()
+    places = [(upto < share - 1e-12).sum(0)[None].clip(max=len(X) - 1) for share in shares]
+    return [np.take_along_axis(ordered, place, 0)[0] for place in places]
 
 
 def scaled(X: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.ndarray:
