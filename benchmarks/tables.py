@@ -509,7 +509,7 @@ def tabular_lambda() -> str:
 
 
 PEERS = ("closedform", "RealMLP-TD-S", "CatBoost", "LightGBM", "MLP", "linear")
-PARTLY = ("RealMLP-TD", "TabM", "LightGBM-TD", "CatBoost-TD")  # run on some tables; not ranked
+MORE_PEERS = ("RealMLP-TD", "TabM", "xRFM", "LightGBM-TD", "CatBoost-TD")  # in the summary alone
 
 
 def _peers(classes: bool) -> dict[str, dict[str, dict]]:
@@ -552,8 +552,8 @@ def _ratio(values: list[float]) -> str:
 def tabular_peers_summary() -> str:
     """closedform against each model, on tables that both have: errors as a geometric mean of ratios, tables won, time."""
     body = []
-    partly = [model for model in PARTLY if any(model in models for models in _peers(False).values())]
-    for model in (*PEERS, *partly):
+    more = [model for model in MORE_PEERS if any(model in models for models in _peers(False).values())]
+    for model in (*PEERS, *more):
         cells = [model, _mean_rank(model, False, "rmse"), _mean_rank(model, True, "log_loss")]
         if model == "closedform":
             body.append([*cells, "", "", "", ""])
@@ -575,10 +575,11 @@ def tabular_peers_summary() -> str:
 
 def _mean_rank(model: str, classes: bool, measure: str) -> str:
     """Among the models that were run on all tables."""
-    whole = [models for models in _peers(classes).values() if all(other in models for other in PEERS)]
-    if model not in PEERS or not whole:
+    tables = _peers(classes).values()
+    ranked = [other for other in (*PEERS, *MORE_PEERS) if all(other in models for models in tables)]
+    if model not in ranked:
         return ""
-    ranks = [1 + sum(models[other][measure] < models[model][measure] for other in PEERS) for models in whole]
+    ranks = [1 + sum(models[other][measure] < models[model][measure] for other in ranked) for models in tables]
     return f"{statistics.fmean(ranks):.2f} ({len(ranks)})"
 
 

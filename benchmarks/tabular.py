@@ -46,7 +46,7 @@ class Adam:
         torch.manual_seed(self.seed)
         plan = self.like._plan(len(X), self.seed)
         layers: list[torch.nn.Module] = []
-        hidden = self.like._hidden(len(X))
+        hidden = self.like._hidden(len(X), 1)
         for a, b in zip([X.shape[1], *hidden], hidden):
             layers += [torch.nn.Linear(a, b), torch.nn.GELU()]
         self.net = torch.nn.Sequential(*layers, torch.nn.Linear(hidden[-1], 1))
