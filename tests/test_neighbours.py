@@ -52,9 +52,10 @@ def test_means_are_those_of_the_formula(n, columns, outputs, power, seed):
         rng.normal(size=(n, outputs)).astype(np.float32),
         rng.uniform(0.5, 3, n),
         rng.uniform(0.1, 2, columns),
-        power,
-        0.05,
-        0.7,
+        share=np.full(outputs, 0.7),
+        left=np.ones(outputs),
+        power=power,
+        floor=0.05,
     )
     x = rng.normal(1.5, 1, (7, columns))  # no two rows at one distance, so that the nearest are the same for both
     got = near.means(x)
@@ -69,7 +70,7 @@ def test_means_are_those_of_the_formula(n, columns, outputs, power, seed):
 
 def test_a_row_that_was_trained_on_is_at_its_own_place():
     rows = np.array([[0.1], [0.7], [3.3]], dtype=np.float32)
-    near = Neighbours(rows, np.eye(3, dtype=np.float32), np.ones(3), np.ones(1), 4.0, 1e-6, 1.0)
+    near = Neighbours(rows, np.eye(3, dtype=np.float32), np.ones(3), np.ones(1), np.ones(3), np.ones(3), 4.0, 1e-6)
     assert_allclose(near.means(np.array([[0.1], [0.7], [3.3]])), np.eye(3), atol=1e-12)
 
 
@@ -82,6 +83,34 @@ def test_they_lower_the_error_where_near_rows_have_much_in_common(fitted):
     assert errors[0] < 0.9 * errors[1]
     ends = fitted.predict_interval(X)
     assert 0.85 < np.mean((ends[:, 0] <= y) & (y <= ends[:, 1])) < 0.96
+
+
+def test_columns_of_noise_do_not_choose_the_distance():
+    kept = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        model = ClosedFormRegressor(random_state=0, max_iter=6).fit(rng.normal(size=(200, 200)), rng.normal(size=200))
+        kept += model.neighbours_ is not None
+    assert kept <= 2
+
+
+def test_many_rows_at_one_place_are_one_with_their_mean():
+    rng = np.random.default_rng(0)
+    levels = rng.normal(size=60)
+    place = rng.integers(0, 60, 6000)  # a hundred rows each, more than neighbours are looked up
+    X, y = place[:, None].astype(float), levels[place] + rng.normal(size=6000)
+    model = ClosedFormRegressor(random_state=0, max_iter=4, waves=0).fit(X, y)
+    assert model.neighbours_ is not None
+    assert len(model.neighbours_.rows) == 60
+    assert np.mean((model.predict(np.arange(60.0)[:, None]) - levels) ** 2) < 0.05
+
+
+def test_rows_of_hardly_any_weight_are_saved_too(tmp_path):
+    X, y = checkered(900)
+    weight = np.where(np.arange(900) % 20 == 0, 1e-60, 1.0)
+    model = ClosedFormRegressor(random_state=0, max_iter=20).fit(X, y, weight)
+    assert model.neighbours_ is not None
+    assert np.array_equal(load(model.save(tmp_path / "model.safetensors")).predict(X), model.predict(X))
 
 
 @pytest.mark.parametrize("truth", ["noise", "line"])
@@ -119,6 +148,11 @@ def test_several_targets_each_have_their_own_mean():
     assert model.neighbours_.residuals.shape == (900, 2)
     first, second = model.predict(X).T
     assert np.corrcoef(first, second)[0, 1] > 0.99
+    noise = np.random.default_rng(1).normal(size=(900, 2))
+    mixed = ClosedFormRegressor(random_state=0, max_iter=20).fit(X, np.c_[y, noise])
+    assert mixed.neighbours_ is not None
+    assert mixed.neighbours_.share[0] > 0.5
+    assert mixed.neighbours_.share[1:].max() < 0.2
 
 
 def test_a_weight_of_two_is_a_row_given_twice():
@@ -148,7 +182,7 @@ def test_partial_fit_forgets_them(fitted):
 
 
 def test_too_large_a_table_keeps_none(monkeypatch):
-    monkeypatch.setattr(neighbours, "WORK", 900 * 3 - 1)
+    monkeypatch.setattr(neighbours, "NUMBERS", 900 * 3 - 1)
     assert ClosedFormRegressor(random_state=0, max_iter=3).fit(*checkered(900)).neighbours_ is None
 
 
@@ -165,10 +199,12 @@ def test_files_and_pickles_give_the_same_bits(fitted, tmp_path):
     ("change", "said"),
     [
         (lambda header, tensors: tensors.pop("neighbours.rows"), "neighbours.rows"),
-        (lambda header, tensors: header["neighbours"].pop("share"), "power, floor, share"),
-        (lambda header, tensors: header["neighbours"].update(floor=0.0), "positive"),
-        (lambda header, tensors: header["neighbours"].update(power="4"), "positive"),
-        (lambda header, tensors: tensors["neighbours.weights"].neg_(), "positive weights"),
+        (lambda header, tensors: header["neighbours"].pop("floor"), "power, floor"),
+        (lambda header, tensors: header["neighbours"].update(floor=1e-200), "positive floor"),
+        (lambda header, tensors: header["neighbours"].update(power="4"), "a power of 2 or 4"),
+        (lambda header, tensors: tensors["neighbours.weights"].neg_(), "weights of neighbours is out of its range"),
+        (lambda header, tensors: tensors["neighbours.share"].fill_(1.5), "share of neighbours is out of its range"),
+        (lambda header, tensors: tensors["neighbours.scale"].fill_(-1.0), "scale of neighbours is out of its range"),
         (lambda header, tensors: tensors["neighbours.residuals"].fill_(float("nan")), "finite"),
         (lambda header, tensors: tensors.update({"neighbours.scale": torch.ones(5, dtype=torch.float64)}), "shape"),
         (lambda header, tensors: tensors.update({"neighbours.more": torch.ones(1)}), "not one that this version knows"),
@@ -187,10 +223,11 @@ def test_the_share_is_the_least_squares_one():
     means = rng.normal(size=(5000, 1))
     targets = torch.from_numpy(0.4 * means + 0.1 * rng.normal(size=(5000, 1)))
     held = HeldOut(torch.zeros_like(targets), targets, torch.ones(5000, dtype=torch.float64), torch.zeros_like(targets))
-    share, gain = neighbours._share(held, means, np.arange(5000))
-    assert share == pytest.approx(0.4, abs=0.01)
-    assert gain == pytest.approx(1 - 0.01 / 0.17, abs=0.03)
-    assert neighbours._share(held, -means, np.arange(5000)) == (0.0, 0.0)
+    for jointly in (True, False):
+        share, gain = neighbours._share(held, means, np.arange(5000), jointly)
+        assert share == pytest.approx([0.4], abs=0.01)
+        assert gain == pytest.approx(1 - 0.01 / 0.17, abs=0.04)
+        assert neighbours._share(held, -means, np.arange(5000), jointly) == ([0.0], 0.0)
 
 
 def test_the_command_says_that_training_rows_are_kept(tmp_path):

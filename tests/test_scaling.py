@@ -134,3 +134,9 @@ def test_a_column_of_mostly_zeros_is_scaled_by_the_others():
     assert centre_and_scale(few[:, None], weight) == centre_and_scale(twice[:, None], np.ones(len(twice)))
     rare = (few > 0).astype(float)
     assert centre_and_scale(rare[:, None], np.ones(400))[1] == 0.5
+
+
+def test_what_is_only_rounding_is_no_unit():
+    for small, large in ((1e-17, 20.0), (1e-9, 8.0)):
+        column = np.r_[np.zeros(90), np.full(6, small), np.linspace(5, large, 4)]
+        assert centre_and_scale(column[:, None], np.ones(100))[1] > 1

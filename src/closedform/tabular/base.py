@@ -39,6 +39,8 @@ CHUNK = 2048  # rows predicted at a time
 class Estimator(Settings, ABC):
     """Base of the estimators; see `ClosedFormRegressor`."""
 
+    _one_scale = False  # whether the outputs belong together, as those of classes do
+
     # ---- Fitting ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
@@ -193,18 +195,21 @@ class Estimator(Settings, ABC):
         self.distances_, self.neighbours_, self.linear_share_ = None, None, 0.0
         if rows.held is None:
             return
-        held = conformal.held_out(self.engine_, self.shares_, rows)
+        held, line = conformal.held_out(self.engine_, self.shares_, rows), None
         if isinstance(self.engine_, Networks) and min(len(rows.x), len(self.input_centre_)) <= shrinking.LARGEST:
             inputs = self.engine_.network.parts(rows.x)[1]
-            held, layer, self.linear_share_ = shrinking.drawn(held, rows, inputs)
-            self.engine_.draw_to(layer, self.linear_share_)
+            held, line = shrinking.drawn(held, rows, inputs)
+            self.linear_share_ = line.share
         networks_alone = held
         if isinstance(self.engine_, Networks) and self.neighbours:
-            columns = len(self.input_centre_)
-            self.neighbours_, held = neighbours.judged(self.engine_, self.shares_, rows, held, columns)
+            self.neighbours_, held = neighbours.judged(
+                self.engine_, self.shares_, rows, held, len(self.input_centre_), line, jointly=self._one_scale
+            )
+        if isinstance(self.engine_, Networks) and line is not None:
+            self.engine_.draw_to(line.whole, line.share)
         if isinstance(self.engine_, Networks) and self.engine_.memory.kind == "kalman":
             shares = torch.from_numpy(self.shares_)
-            self.engine_.scale_noise(noise.factor(self.engine_, shares, rows, held, networks_alone))
+            self.engine_.scale_noise(noise.factor(self.engine_, shares, rows, networks_alone))
         self._judge(held)
 
     @abstractmethod

@@ -36,6 +36,8 @@ class ClosedFormClassifier(ClassifierMixin, Estimator):
     True
     """
 
+    _one_scale = True
+
     def _encoded(self, y: np.ndarray, *, reset: bool) -> np.ndarray:
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)

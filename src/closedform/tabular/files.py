@@ -86,8 +86,10 @@ def rebuilt(header: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Mod
     distances = tensors.get("distances")
     estimator.distances_ = None if distances is None else distances.numpy()
     estimator._missed, estimator._rows_fitted = tensors.get("missed"), header["rows"]
-    near = {name: tensors[f"neighbours.{name}"].numpy() for name in files_check.NEIGHBOURS if "neighbours" in header}
-    estimator.neighbours_ = Neighbours(**near, **header["neighbours"]) if near else None
+    estimator.neighbours_ = None
+    if "neighbours" in header:
+        arrays = {name: tensors[f"neighbours.{name}"].numpy() for name in files_check.NEIGHBOURS}
+        estimator.neighbours_ = Neighbours(**arrays, **header["neighbours"])
     if "feature_names" in header:
         estimator.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     if "classes" in header:

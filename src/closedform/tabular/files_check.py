@@ -14,12 +14,20 @@ from ..estimator_files import check_tensor
 from ..solver.rules import Kalman
 from ..stack.periodic import MIXED
 from .columns import Preparation
+from .neighbours import LEAST_FLOOR, LEAST_WEIGHT, NUMBERS, POWERS
 
 MOST_ROWS = 2**40  # of a fit; more would take years to read
 CLASS_KINDS = "biufUO"  # of numpy's types: booleans, numbers and texts
 LABELS = (str, int, float, bool)
-NEIGHBOURS = {"rows": torch.float32, "residuals": torch.float32, "weights": torch.float64, "scale": torch.float64}
-NEIGHBOUR_NUMBERS = ("power", "floor", "share")
+NEIGHBOURS = {  # tensors, and below them numbers of the header
+    "rows": torch.float32,
+    "residuals": torch.float32,
+    "weights": torch.float64,
+    "scale": torch.float64,
+    "share": torch.float64,
+    "left": torch.float64,
+}
+NEIGHBOUR_NUMBERS = ("power", "floor")
 
 
 def everything(
@@ -115,14 +123,21 @@ def _distances(distances: Tensor | None, count: int) -> None:
 def _neighbours(numbers: Any, tensors: dict[str, Tensor], inputs: int, outputs: int) -> None:
     if not isinstance(numbers, dict) or set(numbers) != set(NEIGHBOUR_NUMBERS):
         raise ValueError(f"neighbours must be {', '.join(NEIGHBOUR_NUMBERS)}, got {numbers!r:.80}")
-    if not all(type(value) in (int, float) and 0 < value < math.inf for value in numbers.values()):
-        raise ValueError(f"the numbers of neighbours must be positive, got {numbers!r:.80}")
+    power, floor = numbers["power"], numbers["floor"]
+    if power not in POWERS or type(floor) is not float or not LEAST_FLOOR <= floor < math.inf:
+        raise ValueError(f"neighbours must have a power of 2 or 4 and a positive floor, got {numbers!r:.80}")
     rows = tensors.get("neighbours.weights", torch.zeros(0)).numel()
+    if not 0 < rows * (inputs + outputs) <= NUMBERS:
+        raise ValueError(f"neighbours must be some rows, of at most {NUMBERS:,} numbers, got {rows:,} rows")
     shapes = {"rows": (rows, inputs), "residuals": (rows, outputs), "weights": (rows,), "scale": (inputs,)}
+    shapes |= {"share": (outputs,), "left": (outputs,)}
     for name, dtype in NEIGHBOURS.items():
         check_tensor(tensors, f"neighbours.{name}", shapes[name], dtype)
-    if not rows or float(tensors["neighbours.weights"].min()) <= 0 or float(tensors["neighbours.scale"].min()) < 0:
-        raise ValueError("neighbours must be at least one row, with positive weights and scales from 0 on")
+    least = {"weights": LEAST_WEIGHT, "scale": 0.0, "share": 0.0, "left": 0.0}
+    for name, low in least.items():
+        values = tensors[f"neighbours.{name}"]
+        if float(values.min()) < low or (name in ("share", "left") and float(values.max()) > 1):
+            raise ValueError(f"{name} of neighbours is out of its range, which begins at {low:g}")
 
 
 def _attributes(attributes: dict[str, Any], columns: int) -> None:

@@ -3,8 +3,7 @@
 The filter estimates it from the residuals of rows that are trained on, which are too small for networks that learn some of
 the noise; and layers that were drawn to the ridge regression agree more than before, but do not err less by as much. So the
 noise of all members is multiplied by one factor an output, which makes the mean variance on held-out rows their squared
-error. It is never less than 1, since the epochs were chosen on the same rows, so that these flatter; only what neighbours
-take of the error may go.
+error. It is never less than 1: the epochs were chosen on the same rows, so that these flatter.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ from .networks import Networks
 PRIOR = 4.0  # rows that count for the filter's own estimate
 
 
-def factor(engine: Networks, shares: Tensor, rows: TrainingRows, held: HeldOut, networks_alone: HeldOut) -> Tensor:
-    """One an output, `(o,)`; 1 where the filter reports enough of it, or none at all.
-
-    networks_alone: the held-out rows as predicted without neighbours.
-    """
+def factor(engine: Networks, shares: Tensor, rows: TrainingRows, held: HeldOut) -> Tensor:
+    """One an output, `(o,)`; 1 where the filter reports enough of it, or none at all."""
     assert rows.held is not None
     x, weight = rows.x[rows.held.any(0)], held.weights[:, None]
     own, between = (torch.zeros(held.targets.shape[1], dtype=torch.float64) for _ in range(2))
@@ -31,9 +27,7 @@ def factor(engine: Networks, shares: Tensor, rows: TrainingRows, held: HeldOut, 
         part = slice(low, low + CHUNK)
         for total, variance in zip((own, between), engine.variances(engine.features(x[part]), shares)):
             total += (weight[part] * variance.cpu()).sum(0)
-    squares, before = ((weight * each.distances().square()).sum(0) for each in (held, networks_alone))
-    errors = (squares - between).clamp(min=0)
-    left = torch.where(before > 0, squares / before, 1.0).clamp(max=1)
+    errors = ((weight * held.distances().square()).sum(0) - between).clamp(min=0)
     seen = weight.sum()
     mixed = (errors / own * seen + PRIOR) / (seen + PRIOR)
-    return torch.where(own > 0, mixed, torch.ones_like(own)).clamp(min=left)
+    return torch.where(own > 0, mixed, torch.ones_like(own)).clamp(min=1)

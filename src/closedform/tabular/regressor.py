@@ -123,7 +123,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         shares = torch.from_numpy(self.shares_)
         own = None if self.neighbours_ is None else -len(self.target_mean_)  # features of the networks alone
         parts = [self.engine_.variance(phi[:, :own], shares).cpu().numpy() for phi in self._pieces(X)]
-        return outputs.reshape(shape), (np.sqrt(np.concatenate(parts)) * self.target_scale_).reshape(shape)
+        left = 1.0 if self.neighbours_ is None else self.neighbours_.left
+        return outputs.reshape(shape), (np.sqrt(np.concatenate(parts) * left) * self.target_scale_).reshape(shape)
 
     def predict_interval(self, X: Any, alpha: float = 0.1) -> np.ndarray:
         """Intervals that hold a share `1 - alpha` of new targets: lower and upper ends, `(n, 2)`, or `(n, outputs, 2)` where

@@ -34,13 +34,14 @@ def centre_and_scale(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
     low, centre, high = _quantiles(X, weight, (0.25, 0.5, 0.75))
     with np.errstate(over="ignore"):
         spread, half = high - low, X.max(0) / 2 - X.min(0) / 2
-        distances = np.abs(X - centre)
-    least = 1e-9 * np.abs(centre)  # differences that are only rounding
+    least = np.maximum(1e-9 * np.abs(centre), 1e-15 * half)  # differences that are only rounding
     scale = np.where(spread > least, spread, np.where(half > least, half, 1.0))
     for column in np.flatnonzero((spread <= least) & (half > least)):
-        away = distances[:, column] > least[column]
+        with np.errstate(over="ignore"):
+            distances = np.abs(X[:, column] - centre[column])
+        away = distances > 1e-9 * max(abs(centre[column]), half[column])
         if len(np.unique(X[away, column])) > 1:
-            scale[column] = _quantiles(distances[away, column][:, None], weight[away], (0.5,))[0].item()
+            scale[column] = _quantiles(distances[away, None], weight[away], (0.5,))[0].item()
     return centre, np.where(np.isfinite(scale), scale, np.finfo(np.float64).max / 4)
 
 

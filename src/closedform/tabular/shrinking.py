@@ -11,6 +11,8 @@ made smaller by what chance alone would give it (the positive-part rule of James
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,24 +24,33 @@ BETAS = [10.0**k for k in range(-6, 3)]  # over the weight of all rows, for inpu
 LARGEST = 1500  # of rows and columns the fewer; a decomposition of more takes too long
 
 
-def drawn(held: HeldOut, rows: TrainingRows, inputs: Tensor) -> tuple[HeldOut, Tensor, float]:
-    """The held-out predictions after all layers were drawn to the ridge, its layer `(o, f + 1)` on all rows, and the share.
+class Line(NamedTuple):
+    """The ridge regression on all rows, `whole (o, f + 1)`; that `without` the rows of each fold, in the order of
+    `torch.unique`; and the share of the way that layers are drawn to it."""
+
+    whole: Tensor
+    without: list[Tensor]
+    share: float
+
+
+def drawn(held: HeldOut, rows: TrainingRows, inputs: Tensor) -> tuple[HeldOut, Line]:
+    """The held-out predictions after all layers were drawn to the ridge regression, and that.
 
     inputs: `(n, f)`, what the last layer sees of the rows beside the features.
     """
     assert rows.held is not None
     folds = torch.unique(rows.held, dim=0)
     without = torch.full(rows.y.shape, float("nan"), dtype=torch.float64, device=rows.y.device)
-    for fold in folds:
-        layer = ridge(rows, inputs, ~fold)
+    layers = [ridge(rows, inputs, ~fold) for fold in folds]
+    for fold, layer in zip(folds, layers):
         without[fold] = inputs[fold].double() @ layer[:, :-1].T + layer[:, -1]
     others = without[rows.held.any(0)].cpu()
-    share = _share(held, others)
+    share = share_of(held.targets - held.outputs, others - held.outputs, held.weights[:, None])
     moved = held._replace(
         outputs=torch.lerp(held.outputs, others, share),
         spare=held.spare * (1 - share) ** 2,
     )
-    return moved, ridge(rows, inputs, torch.ones_like(folds[0])), share
+    return moved, Line(ridge(rows, inputs, torch.ones_like(folds[0])), layers, share)
 
 
 def ridge(rows: TrainingRows, inputs: Tensor, used: Tensor) -> Tensor:
@@ -52,12 +63,12 @@ def ridge(rows: TrainingRows, inputs: Tensor, used: Tensor) -> Tensor:
     return path.layer(float(betas[errors.argmin()]))
 
 
-def _share(held: HeldOut, others: Tensor) -> float:
-    weight, d = held.weights[:, None], others - held.outputs
-    left, squares = held.targets - held.outputs, (weight * d.square()).sum()
+def share_of(left: Tensor, move: Tensor, weight: Tensor) -> float:
+    """How much of the `move (n, o)` to add where so much is `left (n, o)`, on rows of some weight `(n, 1)`."""
+    squares = (weight * move.square()).sum()
     if not squares > 0:
         return 0.0
-    best = (weight * d * left).sum() / squares
-    noise = (weight * (left - best * d).square()).sum() / weight.sum() / left.shape[1]
+    best = (weight * move * left).sum() / squares
+    noise = (weight * (left - best * move).square()).sum() / weight.sum() / left.shape[1]
     sure = (1 - noise / (best.square() * squares)).clamp(min=0)
     return abs(float((best * sure).clamp(0, 1).nan_to_num(nan=0.0)))  # of -0.0 too

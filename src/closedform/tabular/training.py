@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 HINT = "; --categorical {0} takes the column as texts, and --ignore {0} leaves it out"
 KEPT = (
-    "the model keeps {:,} training rows and looks up those nearest to a new row; --no-neighbours leaves them out of it"
+    "the model keeps {:,} training rows, in its file too, and looks up those nearest to a new row;"
+    " --no-neighbours leaves them out"
 )
 
 EVERY_S = 1.0  # between checkpoints, which are small
