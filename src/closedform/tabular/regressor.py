@@ -45,7 +45,8 @@ class ClosedFormRegressor(MultiOutputMixin, RegressorMixin, Estimator):
         columns and none for more than 256; 0 is none.
     effort : how much longer than by default to train; 2 doubles the epochs that `max_iter="auto"` stands for.
     neighbours : whether the model may keep its training rows, where held-out rows say that it pays: a prediction then adds
-        what the networks left over at the nearest of them. They stand in the file that `save` writes.
+        what the networks left over at the nearest of them. They stand in the file that `save` writes, whatever `neighbours`
+        is set to after the fit.
     early_stopping : whether members hold out rows. If not, they train on everything to the end and count equally.
     validation_fraction : the share of the rows that members hold out: one for all levels, another for their second members.
     n_iter_no_change : stop after so many epochs in which no member got better; None goes through all, since the error falls
