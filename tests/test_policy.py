@@ -99,6 +99,27 @@ def test_more_instruments_are_two_stage_least_squares():
     assert torch.allclose(w, torch.linalg.lstsq(predicted, r).solution[:, 0], rtol=1e-8)
 
 
+@pytest.mark.parametrize("deficient", [False, True])
+def test_replicates_are_solves_with_the_weights_of_groups(deficient):
+    g = torch.Generator().manual_seed(1)
+    phi = torch.randn(400, 6, generator=g, dtype=torch.float64)
+    psi = phi - 0.9 * torch.randn(400, 6, generator=g, dtype=torch.float64)
+    if deficient:  # a feature twice, and one that is almost another
+        phi[:, 1], psi[:, 1] = phi[:, 0], psi[:, 0]
+        phi[:, 3], psi[:, 3] = phi[:, 2] + 1e-5 * phi[:, 3], psi[:, 2] + 1e-5 * psi[:, 3]
+    r = torch.randn(400, 1, generator=g, dtype=torch.float64)
+    sums = two_stages.StageSums.of(phi, psi, r, torch.arange(400) % 9, 9)
+    weights = -torch.rand(two_stages.CHUNK + 3, 9, generator=g, dtype=torch.float64).log()
+    beta = torch.full((6,), 1e-9, dtype=torch.float64)
+    fast = two_stages.replicates(sums, weights, 1e-6, beta)
+    slow = torch.stack([two_stages.solve(sums, weight, 1e-6, beta) for weight in weights])
+    assert torch.allclose(phi @ fast.T, phi @ slow.T, rtol=1e-5, atol=1e-6)
+    # a group of weight zero is not there, and where Cholesky's factors fail the slow solve steps in
+    few = torch.zeros(1, 9, dtype=torch.float64)
+    few[0, 0] = float("nan")
+    assert not bool(two_stages.replicates(sums, few, 1e-6, beta).isfinite().any())
+
+
 def test_features_are_linear_in_probabilities_and_differences_stop_at_the_end():
     features = ActionFeatures(4, 3, True, (8,), 5).double()
     s = torch.randn(10, 4, dtype=torch.float64)
