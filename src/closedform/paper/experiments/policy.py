@@ -18,6 +18,7 @@ import numpy as np
 from ...extras import require
 from ...files import atomic
 from ...iv import PolicyEvaluator
+from ...iv.policy_training import APART
 from ...solver.lambdas import relative
 from ...solver.rules import Ridge
 from ..data.policy import TASKS, Log, logged, truth
@@ -29,28 +30,34 @@ TRANSITIONS, STEPS, LEARNED_STEPS, BATCH = 10_000, 600, 2000, 256
 HIDDEN = (64, 64)
 EPISODES = {"catch": 20_000, "cartpole": 400, "mountain car": 400}  # of the truth
 LEVEL = 0.9
+MEMBERS = 3
+AVERAGED = f"learned FQE, mean of {MEMBERS}"
 OURS = ("iv", "lstd", "fqe")
 COLOURS = {
     "iv": "#d62728", "lstd": "#ff7f0e", "fqe": "#2ca02c", "learned FQE": "#1f77b4", "Bellman residual": "#9467bd",
-    "LSTD, random features": "#7f7f7f", "iv, ridge": "#e377c2",
+    "LSTD, random features": "#7f7f7f", "iv, ridge": "#e377c2", AVERAGED: "#17becf",
 }  # fmt: skip
 
 Estimate = dict[str, float]
 
 
 def _evaluated(log: Log, seed: int, **settings: Any) -> Estimate:
-    model = PolicyEvaluator(DISCOUNT, batch_size=BATCH, hidden_layer_sizes=HIDDEN, random_state=seed, **settings)
+    settings |= {"members": MEMBERS, "batch_size": BATCH, "hidden_layer_sizes": HIDDEN, "random_state": seed}
+    model = PolicyEvaluator(DISCOUNT, **settings)
     model.fit(*log[:6], episode=log.episode)
     low, high = model.interval(log.starts, log.start_actions, level=LEVEL)
     value = float(model.value(log.starts, log.start_actions).mean())
     return {"value": value, "low": low, "high": high, "gradient_steps": model.gradient_steps_}
 
 
-def _learned(log: Log, seed: int, refresh: int | None, steps: int) -> Estimate:
-    value = baselines.learned(
-        log, DISCOUNT, refresh=refresh, steps=steps, batch_size=BATCH, hidden=HIDDEN, seed=seed
-    )  # fmt: skip
-    return {"value": value, "gradient_steps": steps}
+def _learned(log: Log, seed: int, refresh: int | None, steps: int, members: int = 1) -> Estimate:
+    values = [
+        baselines.learned(
+            log, DISCOUNT, refresh=refresh, steps=steps, batch_size=BATCH, hidden=HIDDEN, seed=seed + k * APART
+        )
+        for k in range(members)
+    ]  # fmt: skip
+    return {"value": statistics.fmean(values), "gradient_steps": members * steps}
 
 
 def methods(quick: bool) -> dict[str, Callable[[Log, int], Estimate]]:
@@ -69,6 +76,7 @@ def methods(quick: bool) -> dict[str, Callable[[Log, int], Estimate]]:
             "value": baselines.random_features(log, DISCOUNT, features=32, hidden=HIDDEN, seed=seed),
             "gradient_steps": 0,
         },
+        AVERAGED: lambda log, seed: _learned(log, seed, 10, learned, MEMBERS),
     }  # fmt: skip
 
 
