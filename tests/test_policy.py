@@ -111,8 +111,8 @@ def test_more_instruments_are_two_stage_least_squares():
     assert torch.allclose(w, torch.linalg.lstsq(predicted, r).solution[:, 0], rtol=1e-8)
 
 
-@pytest.mark.parametrize("deficient", [False, True])
-def test_replicates_are_solves_with_the_weights_of_groups(deficient):
+@pytest.mark.parametrize(("deficient", "ridge"), [(False, 1e-9), (False, 0.1), (True, 1e-9), (True, 0.1)])
+def test_replicates_are_solves_with_the_weights_of_groups(deficient, ridge):
     g = torch.Generator().manual_seed(1)
     phi = torch.randn(400, 6, generator=g, dtype=torch.float64)
     psi = phi - 0.9 * torch.randn(400, 6, generator=g, dtype=torch.float64)
@@ -122,14 +122,30 @@ def test_replicates_are_solves_with_the_weights_of_groups(deficient):
     r = torch.randn(400, 1, generator=g, dtype=torch.float64)
     sums = two_stages.StageSums.of(phi, psi, r, torch.arange(400) % 9, 9)
     weights = -torch.rand(two_stages.CHUNK + 3, 9, generator=g, dtype=torch.float64).log()
-    beta = torch.full((6,), 1e-9, dtype=torch.float64)
-    fast = two_stages.replicates(sums, weights, 1e-6, beta)
-    slow = torch.stack([two_stages.solve(sums, weight, 1e-6, beta) for weight in weights])
+    beta = torch.linspace(1, 2, 6, dtype=torch.float64) * ridge
+    fast = two_stages.replicates(sums, weights, 1000 * ridge, beta)
+    slow = torch.stack([two_stages.solve(sums, weight, 1000 * ridge, beta) for weight in weights])
     assert torch.allclose(phi @ fast.T, phi @ slow.T, rtol=1e-5, atol=1e-6)
-    # a group of weight zero is not there, and where Cholesky's factors fail the slow solve steps in
-    few = torch.zeros(1, 9, dtype=torch.float64)
-    few[0, 0] = float("nan")
-    assert not bool(two_stages.replicates(sums, few, 1e-6, beta).isfinite().any())
+
+
+def test_a_replicate_that_has_no_factor_is_solved_the_slow_way(monkeypatch):
+    g = torch.Generator().manual_seed(2)
+    phi, psi, r = (torch.randn(50, k, generator=g, dtype=torch.float64) for k in (3, 3, 1))
+    sums = two_stages.StageSums.of(phi, psi, r, torch.arange(50) % 5, 5)
+    weights, beta = torch.rand(4, 5, generator=g, dtype=torch.float64), torch.full((3,), 1e-3, dtype=torch.float64)
+    expected = two_stages.replicates(sums, weights, 1e-3, beta)
+    factor = torch.linalg.cholesky_ex
+
+    def failing(A):
+        L, info = factor(A)
+        return L.index_fill(0, torch.tensor([1]), torch.nan), info.index_fill(0, torch.tensor([1]), 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_stages, "solve", lambda *_: expected[1] + 1)
+        patch.setattr(torch.linalg, "cholesky_ex", failing)
+        again = two_stages.replicates(sums, weights, 1e-3, beta)
+    assert torch.allclose(again[[0, 2, 3]], expected[[0, 2, 3]])
+    assert torch.equal(again[1], expected[1] + 1)
 
 
 def test_features_are_linear_in_probabilities_and_differences_stop_at_the_end():
@@ -175,6 +191,20 @@ def test_one_member_is_one_network_and_its_fixed_point():
         phi, psi = features(X[:, :4]).double(), Difference(features, 0.8)(X).double()
     w = torch.linalg.pinv(phi.T @ psi, rtol=1e-10) @ phi.T @ y
     assert np.allclose(model.q(s, a), (phi @ w)[:, 0].numpy() * unit, rtol=1e-3, atol=1e-3)
+
+
+def test_targets_are_those_of_the_last_copy():
+    features = ActionFeatures(2, 2, True, (4,), 3, torch.Generator().manual_seed(0))
+    fitted = FittedQ(features, 0.8, cf.Kalman(0.9), lr=1e-2, weight_decay=0.0, refresh=2)
+    g = torch.Generator().manual_seed(1)
+    X, y = torch.randn(30, 9, generator=g), torch.randn(30, 1, generator=g)
+    seen = []
+    for _ in range(4):
+        seen.append((features.net[0].weight.detach().clone(), fitted.head.W.clone()))
+        fitted.step(X, y)
+        weight, W = seen[len(seen) - 1 - (len(seen) - 1) % 2]
+        assert torch.equal(fitted.target.net[0].weight, weight)
+        assert torch.equal(fitted.target_W, W)
 
 
 @pytest.mark.parametrize("method", ["iv", "lstd", "fqe"])

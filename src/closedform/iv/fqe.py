@@ -63,7 +63,8 @@ class FittedQ:
 
     @torch.no_grad()
     def _copy(self) -> None:
-        torch._foreach_copy_(list(self.target.parameters()), list(self.features.parameters()))
+        for target, parameter in zip(self.target.parameters(), self.features.parameters()):
+            target.copy_(parameter)
         self.target_W.copy_(self.head.W)
 
     def set_lr(self, lr: float) -> None:
