@@ -47,8 +47,20 @@ def test_the_truth_is_the_mean_return_of_the_evaluated_policy(name, noise):
 def test_the_page_has_the_committed_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "policy-cpu.json").read_text())["rows"]
     page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    assert policy.table(rows) in page
-    assert load("benchmarks/tables.py").policy_intervals() in page
+    assert policy.table(policy.complete(rows)) in page
+    tables = load("benchmarks/tables.py")
+    for name in ("policy_averages", "policy_aims", "policy_intervals"):
+        assert getattr(tables, name)() in page
+
+
+def test_methods_are_compared_on_the_seeds_that_all_have():
+    cell = {"task": "catch", "noise": 0.0}
+    rows = [{**cell, "method": "iv", "seed": k} for k in range(3)] + [{**cell, "method": "lstd", "seed": 1}]
+    assert [(row["method"], row["seed"]) for row in policy.on_shared_seeds(rows, ["iv", "lstd"])] == [
+        ("iv", 1),
+        ("lstd", 1),
+    ]
+    assert {row["method"] for row in policy.complete(rows)} == {"iv"}
 
 
 def test_the_example(capsys):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,23 @@ def measured(quick: bool, seeds: int, done: list[dict], first_seed: int = 0) -> 
                     }  # fmt: skip
 
 
+def on_shared_seeds(rows: list[dict], names: Sequence[str]) -> list[dict]:
+    """The rows of these methods, of the seeds that all of them have in every cell."""
+    seeds = [
+        {row["seed"] for row in rows if (row["task"], row["noise"], row["method"]) == (task, noise, name)}
+        for name in names
+        for task, noise in {(row["task"], row["noise"]) for row in rows}
+    ]  # fmt: skip
+    shared = set.intersection(*seeds)
+    return [row for row in rows if row["method"] in names and row["seed"] in shared]
+
+
+def complete(rows: list[dict]) -> list[dict]:
+    """The rows of the methods that have as many runs as any."""
+    runs = Counter(row["method"] for row in rows)
+    return [row for row in rows if runs[row["method"]] == max(runs.values())]
+
+
 def errors(rows: list[dict]) -> dict[tuple[str, float, str], float]:
     """The median over seeds of the relative error of the mean value, by task, noise and method."""
     cells: dict[tuple[str, float, str], list[float]] = {}
@@ -166,7 +184,7 @@ def _saved(figure: Any, path: Path, top: float = 1.0) -> Path:
 def _errors(rows: list[dict], path: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    medians = errors(rows)
+    medians = errors(complete(rows))
     figure, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.6))
     for axis, task in zip(axes, TASKS):
         for name, colour in COLOURS.items():
