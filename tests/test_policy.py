@@ -259,6 +259,16 @@ def test_an_uncertain_member_counts_for_less_and_spread_widens_the_interval():
     assert low < value < high
 
 
+@pytest.mark.parametrize("members", [2, 5])
+def test_a_log_without_chance_has_an_interval_of_one_point(members):
+    states, s = np.eye(2), np.arange(40) % 2
+    rows = states[s], np.zeros(40, int), 1.0 * s, states[1 - s], np.zeros(40, int), np.zeros(40, bool)
+    model = PolicyEvaluator(0.5, "lstd", **{**SMALL, "members": members}).fit(*rows, episode=np.arange(40) // 2)
+    low, high = model.interval(states, np.zeros(2, int))
+    assert model.value(states, np.zeros(2, int)) == pytest.approx([2 / 3, 4 / 3], abs=1e-4)
+    assert 1 - 1e-3 < low <= high < 1 + 1e-3
+
+
 def test_intervals_are_of_episodes():
     process = Process(5, 0.9)
     rows = process.rows(4000)

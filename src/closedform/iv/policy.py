@@ -28,6 +28,7 @@ GROUPS = 64  # of episodes, at most, which the bootstrap draws from
 FIRST, SECOND = 1e-6, 1e-9
 LEVEL = 1e-12  # of the constant, which ridges leave alone
 POINTS = 40  # of a normal distribution, that stand for it
+TINY = 1e-12  # where one member counts for all
 
 
 class PolicyEvaluator:
@@ -190,13 +191,13 @@ class PolicyEvaluator:
     def _shares(self, following: Tensor, data: Transitions) -> Tensor:
         """How much each member counts. A fixed point can be almost singular. Its value is far off then, and the bootstrap
         sees it. A member whose mean value varies more than the median member's counts by its inverse variance."""
-        share = torch.full((self.members,), 1 / self.members, dtype=torch.float64)
+        share = torch.ones(self.members, dtype=torch.float64)
         if self.members == 1 or self._replicates.shape[1] < 2:
-            return share
+            return share / self.members
         going = torch.as_tensor(data.going) / len(data)
         mean = torch.stack([going @ outputs(features, following) for features in self.features_])
         variance = torch.einsum("mrd,md->mr", self._replicates, mean).var(1)
-        share = 1 / variance.clamp(min=max(float(variance.median()), torch.finfo(torch.float64).tiny))
+        share = torch.where(variance > variance.median(), variance.median() / variance, share)
         return share / share.sum()
 
     def _solved(self, features: ActionFeatures, rows: Data, data: Transitions) -> tuple[Tensor, Tensor]:
@@ -272,7 +273,7 @@ class PolicyEvaluator:
         if self.members > 1:
             values = (self.weights_ * phi).sum(1)
             alike = share.square().sum()  # one over the members, where all count alike
-            variance = share @ (values - share @ values).square() / (1 - alike)
+            variance = share @ (values - share @ values).square() / (1 - alike).clamp(min=TINY)
             points = torch.special.ndtri((torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS)
             replicates = (replicates[:, None] + (variance * (1 + alike)).sqrt() * points).flatten()
         low, high = torch.quantile(replicates, ends)
