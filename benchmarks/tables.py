@@ -821,10 +821,10 @@ def policy_errors() -> str:
 
 
 def policy_averages() -> str:
-    """The same where a baseline is a mean over networks too, or the layers are ridges, on the seeds that all have."""
+    """The same beside a mean over networks of learned FQE, on the seeds that all have (docs/policy.md)."""
     from closedform.paper.experiments import policy
 
-    names = ["iv", "lstd", "learned FQE", policy.AVERAGED, "iv, ridge"]
+    names = ["iv", "lstd", "learned FQE", policy.AVERAGED]
     return policy.table(policy.on_shared_seeds(_rows("policy-cpu"), names))
 
 

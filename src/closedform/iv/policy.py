@@ -53,7 +53,7 @@ class PolicyEvaluator:
     max_iter : steps of fitted Q evaluation, of each member; "iv" takes a tenth as many iterations of two stages after them.
     inner_steps : of the instruments' features in each of these iterations.
     n_actions : how many discrete actions there are; None takes it from the data.
-    replicates : of the bootstrap in `interval`.
+    replicates : of the bootstrap for `interval`, which is done in `fit`.
     random_state : an integer; the same gives the same fit.
 
     Attributes
@@ -269,14 +269,13 @@ class PolicyEvaluator:
             raise ValueError("the fit had one episode; expected at least two, to see how episodes differ")
         share = self.member_weights_
         replicates = torch.einsum("m,mrd,md->r", share, self._replicates, phi)
-        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        if self.members > 1:
+        if len(share) > 1:
             values = (self.weights_ * phi).sum(1)
             alike = share.square().sum()  # one over the members, where all count alike
             variance = share @ (values - share @ values).square() / (1 - alike).clamp(min=TINY)
             points = torch.special.ndtri((torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS)
             replicates = (replicates[:, None] + (variance * (1 + alike)).sqrt() * points).flatten()
-        low, high = torch.quantile(replicates, ends)
+        low, high = np.quantile(replicates.numpy(), [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
     def _phi(self, states: Any, actions: Any, probabilities: bool = True) -> list[Tensor]:
