@@ -1,10 +1,11 @@
 """The value of a policy: `PolicyEvaluator` against learned and random features on catch, cartpole and mountain car.
 
-    python benchmarks/policy.py --seeds 3       # about ten minutes of one core
+    python benchmarks/policy.py --seeds 3       # about twenty minutes of one core
     python benchmarks/policy.py                 # ten seeds; what is in the file is not done again
 
-Ours take 600 steps ("iv" 450 more in its two stages), what learns its last layer 2,000; all have batches of 256 of the same
-10,000 transitions. No setting was chosen on these seeds. Tasks: `closedform.paper.data.policy`.
+Ours train three networks of 600 steps each ("iv" takes 180 more in its two stages), what learns its last layer one of 2,000
+("learned FQE, mean of 3" three of these). All have batches of 256 of the same 10,000 transitions. No setting was chosen on
+these seeds. Tasks: `closedform.paper.data.policy`.
 """
 
 from __future__ import annotations

@@ -818,16 +818,24 @@ def policy_errors() -> str:
     """Median relative errors of the mean value of a policy, by task and noise (docs/policy.md)."""
     from closedform.paper.experiments import policy
 
-    return policy.table(_rows("policy-cpu"))
+    return policy.table(policy.complete(_rows("policy-cpu")))
+
+
+def policy_averages() -> str:
+    """The same beside a mean over networks of learned FQE, on the seeds that all have (docs/policy.md)."""
+    from closedform.paper.experiments import policy
+
+    names = ["iv", "lstd", "learned FQE", policy.AVERAGED]
+    return policy.table(policy.on_shared_seeds(_rows("policy-cpu"), names))
 
 
 def policy_aims() -> str:
     """Where the aims hold: half of learned FQE's error with noise, and 1.1 times the best baseline (docs/policy.md)."""
     from closedform.paper.experiments import policy
 
-    medians = policy.errors(_rows("policy-cpu"))
+    medians = policy.errors(policy.complete(_rows("policy-cpu")))
     cells = sorted({cell[:2] for cell in medians})
-    baselines = [name for name in policy.COLOURS if name not in policy.OURS]
+    baselines = {cell[2] for cell in medians} - set(policy.OURS)
     body = []
     for method in policy.OURS:
         noisy = [cell for cell in cells if cell[1] >= 0.2]
@@ -852,16 +860,18 @@ def policy_intervals() -> str:
         cells: dict[tuple, list[dict]] = {}
         for row in rows:
             cells.setdefault((row["task"], row["noise"]), []).append(row)
-        spreads, biases = [], []
+        spreads, biases, widths = [], [], []
         for runs in cells.values():
             deviation = statistics.fmean((run["high"] - run["low"]) / (2 * 1.645) for run in runs)
             spreads.append(statistics.variance(run["value"] for run in runs) / deviation**2)
             biases.append(abs(statistics.fmean(run["value"] - run["truth"] for run in runs)) / deviation)
-        ratio = f"{statistics.median(spreads):.2f}"
-        body.append([f'"{method}"', f"{covered} of {len(rows)}", ratio, f"{statistics.median(biases):.1f}"])
-    return _markdown(
-        ["method", "truth inside", "variance between seeds over bootstrap's", "mean error in deviations"], body
-    )
+            widths += [(run["high"] - run["low"]) / 2 / abs(run["truth"]) for run in runs]
+        body.append([
+            f'"{method}"', f"{covered} of {len(rows)}", f"{statistics.median(widths):.3f}",
+            f"{statistics.median(spreads):.2f}", f"{statistics.median(biases):.1f}",
+        ])  # fmt: skip
+    head = ["truth inside", "half width over the truth", "variance between seeds over the interval's"]
+    return _markdown(["method", *head, "mean error in deviations"], body)
 
 
 def dfpv_low() -> str:
@@ -946,7 +956,7 @@ if __name__ == "__main__":
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
-        dfpv, dfpv_low, iv_card, iv_coverage, policy_errors, policy_aims, policy_intervals,
+        dfpv, dfpv_low, iv_card, iv_coverage, policy_errors, policy_averages, policy_aims, policy_intervals,
         fields, equations, equations_estimates,
     ):  # fmt: skip
         try:

@@ -1,5 +1,6 @@
 """The value of a policy: exact on finite processes, the same as the textbook's formulas, and clear about bad input."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -8,11 +9,22 @@ import torch
 
 import closedform as cf
 from closedform.iv import PolicyEvaluator, two_stages
+from closedform.iv.fqe import FittedQ
+from closedform.iv.loop import batches
 from closedform.iv.policy_features import ActionFeatures, Difference
+from closedform.iv.policy_training import APART
 from closedform.iv.transitions import checked, never_taken
+from closedform.stack.optimizers import cosine
 
 STATES, ACTIONS = 6, 3
-SMALL = {"max_iter": 60, "batch_size": 128, "hidden_layer_sizes": (16,), "n_features": 4, "replicates": 60}
+SMALL = {
+    "max_iter": 60,
+    "batch_size": 128,
+    "hidden_layer_sizes": (16,),
+    "n_features": 4,
+    "replicates": 60,
+    "members": 2,
+}
 
 
 class Process:
@@ -99,6 +111,43 @@ def test_more_instruments_are_two_stage_least_squares():
     assert torch.allclose(w, torch.linalg.lstsq(predicted, r).solution[:, 0], rtol=1e-8)
 
 
+@pytest.mark.parametrize(("deficient", "ridge"), [(False, 1e-9), (False, 0.1), (True, 1e-9), (True, 0.1)])
+def test_replicates_are_solves_with_the_weights_of_groups(deficient, ridge):
+    g = torch.Generator().manual_seed(1)
+    phi = torch.randn(400, 6, generator=g, dtype=torch.float64)
+    psi = phi - 0.9 * torch.randn(400, 6, generator=g, dtype=torch.float64)
+    if deficient:  # a feature twice, and one that is almost another
+        phi[:, 1], psi[:, 1] = phi[:, 0], psi[:, 0]
+        phi[:, 3], psi[:, 3] = phi[:, 2] + 1e-5 * phi[:, 3], psi[:, 2] + 1e-5 * psi[:, 3]
+    r = torch.randn(400, 1, generator=g, dtype=torch.float64)
+    sums = two_stages.StageSums.of(phi, psi, r, torch.arange(400) % 9, 9)
+    weights = -torch.rand(two_stages.CHUNK + 3, 9, generator=g, dtype=torch.float64).log()
+    beta = torch.linspace(1, 2, 6, dtype=torch.float64) * ridge
+    fast = two_stages.replicates(sums, weights, 1000 * ridge, beta)
+    slow = torch.stack([two_stages.solve(sums, weight, 1000 * ridge, beta) for weight in weights])
+    assert torch.allclose(phi @ fast.T, phi @ slow.T, rtol=1e-5, atol=1e-6)
+
+
+def test_a_replicate_that_has_no_factor_is_solved_the_slow_way(monkeypatch):
+    g = torch.Generator().manual_seed(2)
+    phi, psi, r = (torch.randn(50, k, generator=g, dtype=torch.float64) for k in (3, 3, 1))
+    sums = two_stages.StageSums.of(phi, psi, r, torch.arange(50) % 5, 5)
+    weights, beta = torch.rand(4, 5, generator=g, dtype=torch.float64), torch.full((3,), 1e-3, dtype=torch.float64)
+    expected = two_stages.replicates(sums, weights, 1e-3, beta)
+    factor = torch.linalg.cholesky_ex
+
+    def failing(A):
+        L, info = factor(A)
+        return L.index_fill(0, torch.tensor([1]), torch.nan), info.index_fill(0, torch.tensor([1]), 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_stages, "solve", lambda *_: expected[1] + 1)
+        patch.setattr(torch.linalg, "cholesky_ex", failing)
+        again = two_stages.replicates(sums, weights, 1e-3, beta)
+    assert torch.allclose(again[[0, 2, 3]], expected[[0, 2, 3]])
+    assert torch.equal(again[1], expected[1] + 1)
+
+
 def test_features_are_linear_in_probabilities_and_differences_stop_at_the_end():
     features = ActionFeatures(4, 3, True, (8,), 5).double()
     s = torch.randn(10, 4, dtype=torch.float64)
@@ -111,6 +160,113 @@ def test_features_are_linear_in_probabilities_and_differences_stop_at_the_end():
     now, going = torch.cat([s, p], 1), torch.arange(10.0, dtype=torch.float64)[:, None] < 5
     psi = Difference(features, 0.5)(torch.cat([now, now, going.double()], 1))
     assert torch.allclose(psi, expected * torch.where(going, 0.5, 1.0))
+
+
+def smooth_rows(n):
+    """Of a walk in the plane, whose value no network has exactly."""
+    rng = np.random.default_rng(n)
+    s, a = rng.normal(size=(n, 2)), rng.integers(0, 2, n)
+    following = 0.8 * s + 0.4 * (2 * a[:, None] - 1) + 0.3 * rng.normal(size=(n, 2))
+    return s, a, np.sin(2 * s[:, 0]) * s[:, 1], following, np.full((n, 2), 0.5), rng.random(n) < 0.1
+
+
+def test_one_member_is_one_network_and_its_fixed_point():
+    s, a, r, following, policy, done = smooth_rows(1000)
+    model = PolicyEvaluator(0.8, "lstd", random_state=3, **{**SMALL, "members": 1}).fit(
+        s, a, r, following, policy, done
+    )
+    both, unit = np.concatenate([s, following]), np.sqrt(np.square(r).mean())
+    now, after = ((x - both.mean(0)) / both.std(0) for x in (s, following))
+    X = np.concatenate([now, np.eye(2)[a], after, policy, 1.0 - done[:, None]], 1)
+    X, y = torch.as_tensor(X, dtype=torch.float32), torch.as_tensor(r[:, None] / unit)
+    g = torch.Generator().manual_seed(3)
+    features = ActionFeatures(2, 2, True, SMALL["hidden_layer_sizes"], SMALL["n_features"], g)
+    fitted = FittedQ(features, 0.8, cf.Kalman(0.9), lr=1e-3, weight_decay=1e-3, refresh=4, generator=g)
+    drawn = batches(torch.arange(1000), SMALL["batch_size"], 3)
+    for t in range(SMALL["max_iter"]):
+        rows = next(drawn)
+        fitted.set_lr(1e-3 * cosine(t / SMALL["max_iter"]))
+        fitted.step(X[rows], y[rows])
+    with torch.no_grad():
+        phi, psi = features(X[:, :4]).double(), Difference(features, 0.8)(X).double()
+    w = torch.linalg.pinv(phi.T @ psi, rtol=1e-10) @ phi.T @ y
+    assert np.allclose(model.q(s, a), (phi @ w)[:, 0].numpy() * unit, rtol=1e-3, atol=1e-3)
+
+
+def test_targets_are_those_of_the_last_copy():
+    features = ActionFeatures(2, 2, True, (4,), 3, torch.Generator().manual_seed(0))
+    fitted = FittedQ(features, 0.8, cf.Kalman(0.9), lr=1e-2, weight_decay=0.0, refresh=2)
+    g = torch.Generator().manual_seed(1)
+    X, y = torch.randn(30, 9, generator=g), torch.randn(30, 1, generator=g)
+    seen = []
+    for _ in range(4):
+        seen.append((features.net[0].weight.detach().clone(), fitted.head.W.clone()))
+        fitted.step(X, y)
+        weight, W = seen[len(seen) - 1 - (len(seen) - 1) % 2]
+        assert torch.equal(fitted.target.net[0].weight, weight)
+        assert torch.equal(fitted.target_W, W)
+
+
+@pytest.mark.parametrize("method", ["iv", "lstd", "fqe"])
+@pytest.mark.parametrize("rule", [None, cf.Proximal(10.0)])
+def test_members_are_fits_of_their_own(method, rule):
+    rows = smooth_rows(1000)
+    settings = {**SMALL, "max_iter": 20, "rule": rule}
+    model = PolicyEvaluator(0.8, method, random_state=5, **{**settings, "members": 3}).fit(*rows)
+    seeds = [5 + k * APART for k in range(3)]
+    alone = [PolicyEvaluator(0.8, method, random_state=s, **{**settings, "members": 1}).fit(*rows) for s in seeds]
+    own = np.stack([phi @ w for phi, w in zip(model._phi(rows[0], rows[1]), model.weights_)])
+    expected = np.stack([one.q(rows[0], rows[1]) for one in alone])
+    assert np.allclose(own, expected, rtol=1e-3, atol=1e-3)
+    assert np.ptp(expected, axis=0).max() > 0.02  # they differ
+    share = model.member_weights_.numpy()
+    assert np.allclose(model.q(rows[0], rows[1]), share @ own)
+    assert share.sum() == pytest.approx(1)
+    assert model.gradient_steps_ == sum(one.gradient_steps_ for one in alone)
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(again.value(rows[0], rows[1]), model.value(rows[0], rows[1]))
+    assert again.interval(rows[0], rows[1]) == model.interval(rows[0], rows[1])
+
+
+def test_rules_that_cannot_stand_side_by_side_train_one_by_one():
+    rule = cf.Kalman(lambda step: 1 - 0.1 / (1 + step))
+    rows = smooth_rows(1000)
+    model = PolicyEvaluator(0.5, "lstd", rule=rule, **SMALL).fit(*rows)
+    second = PolicyEvaluator(0.5, "lstd", rule=rule, random_state=APART, **{**SMALL, "members": 1}).fit(*rows)
+    assert torch.allclose(model.weights_[1], second.weights_[0], rtol=1e-6)
+
+
+def test_an_uncertain_member_counts_for_less_and_spread_widens_the_interval():
+    process = Process(12, 0.8)
+    rows = process.rows(2000)
+    start = np.eye(STATES), process.policy
+    model = PolicyEvaluator(0.8, "lstd", **{**SMALL, "members": 3}).fit(*rows)
+    value, (low, high) = model.value(*start).mean(), model.interval(*start)
+    data = checked(*rows, None, None)
+    following = model._rows(data.next_states, data.next_actions)
+    deviation = model._replicates - model._replicates.mean(1, keepdim=True)
+    model._replicates[2] += 9 * deviation[2]
+    share = model._shares(following, data)
+    assert share[2] < 0.05 < share[:2].min()
+    # members that lie apart by a deviation of s: the interval is that of sqrt(boot^2 + 4/3 s^2)
+    model._replicates[2] -= 9 * deviation[2]
+    model.member_weights_ = torch.full((3,), 1 / 3, dtype=torch.float64)
+    boot = (high - low) / (2 * 1.645)
+    for k, shift in enumerate((-10 * boot, 0.0, 10 * boot)):
+        model.weights_[k, 0] += shift  # the constant
+    low, high = model.interval(*start)
+    assert (high - low) / (2 * 1.645) == pytest.approx(boot * (1 + 400 / 3) ** 0.5, rel=0.1)
+    assert low < value < high
+
+
+@pytest.mark.parametrize("members", [2, 5])
+def test_a_log_without_chance_has_an_interval_of_one_point(members):
+    states, s = np.eye(2), np.arange(40) % 2
+    rows = states[s], np.zeros(40, int), 1.0 * s, states[1 - s], np.zeros(40, int), np.zeros(40, bool)
+    model = PolicyEvaluator(0.5, "lstd", **{**SMALL, "members": members}).fit(*rows, episode=np.arange(40) // 2)
+    low, high = model.interval(states, np.zeros(2, int))
+    assert model.value(states, np.zeros(2, int)) == pytest.approx([2 / 3, 4 / 3], abs=1e-4)
+    assert 1 - 1e-3 < low <= high < 1 + 1e-3
 
 
 def test_intervals_are_of_episodes():
@@ -243,6 +399,8 @@ def test_bad_rows_are_told(changes, sentence):
         ({"random_state": -1}, "random_state must be a whole number from 0 on, got -1"),
         ({"method": "dqn"}, "method must be one of iv, fqe, lstd, got 'dqn'"),
         ({"rule": 3}, "rule must be None or a rule"),
+        ({"members": 0}, "members must be a positive integer, got 0"),
+        ({"members": 2.0}, "members must be a positive integer, got 2.0"),
         ({"max_iter": 0}, "max_iter must be a positive integer, got 0"),
         ({"n_actions": 1}, "actions holds the action 1; expected whole numbers from 0 to 0"),
         ({"learning_rate": 0.0}, "learning_rate must be a positive number"),

@@ -29,24 +29,38 @@ def test_logs_are_chains_of_transitions(name):
     assert all(np.array_equal(a, b) for a, b in zip(log, again))
 
 
-def test_the_truth_is_the_mean_return_of_the_evaluated_policy():
+@pytest.mark.parametrize(("name", "noise"), [("catch", 0.0), ("catch", 0.5), ("cartpole", 0.5)])
+def test_the_truth_is_the_mean_return_of_the_evaluated_policy(name, noise):
     pytest.importorskip("bsuite")
-    task = TASKS["catch"]
+    task = TASKS[name]
     rng, environment = np.random.default_rng(0), task.start(0)
     returns = []
-    for _ in range(400):
-        rewards = [step[2] for step in episode(task, environment, 0.9, 0.0, rng)]
-        returns.append(sum(0.5**t * r for t, r in enumerate(rewards)))
-    value, error = truth(task, 0.0, 0.5, 400)
-    assert abs(value - np.mean(returns)) < 5 * error
+    for _ in range(400 if name == "catch" else 40):
+        rewards = [step[2] for step in episode(task, environment, 0.9, noise, rng)]
+        returns.append(sum(0.9**t * r for t, r in enumerate(rewards)))
+    value, error = truth(task, noise, 0.9, 40)
+    assert abs(value - np.mean(returns)) < 4 * np.hypot(error, np.std(returns) / len(returns) ** 0.5)
+    assert (error == 0) == (name == "catch")
     assert probabilities(1, 0.7) == pytest.approx([0.1, 0.8, 0.1])
 
 
 def test_the_page_has_the_committed_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "policy-cpu.json").read_text())["rows"]
     page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    assert policy.table(rows) in page
-    assert load("benchmarks/tables.py").policy_intervals() in page
+    assert policy.table(policy.complete(rows)) in page
+    tables = load("benchmarks/tables.py")
+    for name in ("policy_averages", "policy_aims", "policy_intervals"):
+        assert getattr(tables, name)() in page
+
+
+def test_methods_are_compared_on_the_seeds_that_all_have():
+    cell = {"task": "catch", "noise": 0.0}
+    rows = [{**cell, "method": "iv", "seed": k} for k in range(3)] + [{**cell, "method": "lstd", "seed": 1}]
+    assert [(row["method"], row["seed"]) for row in policy.on_shared_seeds(rows, ["iv", "lstd"])] == [
+        ("iv", 1),
+        ("lstd", 1),
+    ]
+    assert {row["method"] for row in policy.complete(rows)} == {"iv"}
 
 
 def test_the_example(capsys):

@@ -204,14 +204,14 @@ class TwoStages(Iterations[DFIV]):
         self._second = [batches(split.second, batch_size, 2 * seed + 1) for split, seed in zip(splits, seeds)]
         whole = all(batch_size >= len(split.first) for split in splits)
         # of a stage that is one batch no rows are copied at every step
-        rows = _together([split.first for split in splits]) if whole else None
+        rows = together([split.first for split in splits]) if whole else None
         self._whole = None if rows is None else (data.X[rows], data.Z[rows])
         self._draws = model.T1 if fresh and not whole else 1
 
     def _draw(self) -> Callable[[], None]:
         data = self.data
-        parts = [_together([next(drawn) for drawn in self._first]) for _ in range(self._draws)]
-        rows = _together([next(drawn) for drawn in self._second])
+        parts = [together([next(drawn) for drawn in self._first]) for _ in range(self._draws)]
+        rows = together([next(drawn) for drawn in self._second])
 
         def step() -> None:
             one = [self._whole] if self._whole is not None else [(data.X[part], data.Z[part]) for part in parts]
@@ -229,6 +229,6 @@ class TwoStages(Iterations[DFIV]):
             self._draw()  # the batches that were taken
 
 
-def _together(rows: Sequence[Tensor]) -> Tensor:
+def together(rows: Sequence[Tensor]) -> Tensor:
     """The rows of one model, `(n,)`, or of several, `(M, n)`."""
     return rows[0] if len(rows) == 1 else torch.stack(list(rows))

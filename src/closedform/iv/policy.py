@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -13,24 +13,22 @@ from torch import Tensor
 
 from ..arrays import moments, one_thread
 from ..parameters import are_sizes, is_count, is_positive
-from ..solver.lambdas import relative
-from ..solver.rules import Kalman, Proximal, Rule
-from ..stack import loop
-from . import two_stages
-from .algorithm import DFIV, Rules
+from ..solver.rules import Rule
+from . import policy_training, two_stages
 from .effects import check_level
 from .evaluation import outputs
-from .fqe import FittedQ
-from .loop import Data, Iterations, Split, batches, train
+from .loop import Data
 from .policy_features import ActionFeatures, Difference
+from .policy_training import TrainingSettings
 from .transitions import Actions, Transitions, checked, states_of, warn_of_never_taken
 
 METHODS = ("iv", "fqe", "lstd")
 GROUPS = 64  # of episodes, at most, which the bootstrap draws from
 # Ridges of the last solve, a row, of features of size one. The second is weak: a long horizon amplifies what a ridge does
 FIRST, SECOND = 1e-6, 1e-9
-BACKUPS = 3  # of Bellman's operator in a fit, over the horizon 1 / (1 - discount)
 LEVEL = 1e-12  # of the constant, which ridges leave alone
+POINTS = 40  # of a normal distribution, that stand for it
+TINY = 1e-12  # where one member counts for all
 
 
 class PolicyEvaluator:
@@ -47,18 +45,21 @@ class PolicyEvaluator:
     method : "fqe" is fitted Q evaluation with a solved layer. "lstd" takes the features that it has learned, and solves for
         the fixed point in closed form on all rows. "iv" goes on from these features in two stages (the paper's Algorithm 3)
         before that solve.
+    members : how many networks are trained, side by side, each with other weights and batches. A value is their
+        mean, in which a member that the episodes leave uncertain counts for less.
     rule : of the solved layers in minibatches, such as `closedform.Proximal(lam)`; None is a Kalman filter in "fqe", and
         proximal in both stages of "iv".
     n_features : how many features are learned, besides the states themselves.
-    max_iter : steps of fitted Q evaluation; "iv" takes a quarter as many iterations of two stages after them.
+    max_iter : steps of fitted Q evaluation, of each member; "iv" takes a tenth as many iterations of two stages after them.
     inner_steps : of the instruments' features in each of these iterations.
     n_actions : how many discrete actions there are; None takes it from the data.
-    replicates : of the bootstrap in `interval`.
+    replicates : of the bootstrap for `interval`, which is done in `fit`.
     random_state : an integer; the same gives the same fit.
 
     Attributes
     ----------
-    features_ : the network phi. weights_ : w, in the units of the rewards. gradient_steps_ : that the fit has taken.
+    features_ : the networks phi, a list. weights_ : w of each, `(members, features)`, in the units of the rewards.
+    member_weights_ : how much each counts. gradient_steps_ : that the fit has taken, those of all members together.
 
     Examples
     --------
@@ -70,8 +71,9 @@ class PolicyEvaluator:
     array([1., 2.])
     """
 
-    features_: ActionFeatures
+    features_: list[ActionFeatures]
     weights_: Tensor
+    member_weights_: Tensor
     gradient_steps_: int
 
     def __init__(
@@ -79,6 +81,7 @@ class PolicyEvaluator:
         discount: float = 0.99,
         method: str = "iv",
         *,
+        members: int = 3,
         rule: Rule | None = None,
         hidden_layer_sizes: tuple[int, ...] = (64, 64),
         n_features: int = 32,
@@ -91,7 +94,7 @@ class PolicyEvaluator:
         replicates: int = 200,
         random_state: int = 0,
     ):
-        self.discount, self.method, self.rule = discount, method, rule
+        self.discount, self.method, self.members, self.rule = discount, method, members, rule
         self.hidden_layer_sizes, self.n_features = hidden_layer_sizes, n_features
         self.max_iter, self.inner_steps, self.batch_size = max_iter, inner_steps, batch_size
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
@@ -106,7 +109,7 @@ class PolicyEvaluator:
             raise ValueError(f"rule must be None or a rule such as Proximal(lam), got {self.rule!r}")
         if not are_sizes(self.hidden_layer_sizes):
             raise ValueError(f"hidden_layer_sizes must be positive integers, got {self.hidden_layer_sizes!r}")
-        for name in ("n_features", "max_iter", "inner_steps", "batch_size", "replicates"):
+        for name in ("members", "n_features", "max_iter", "inner_steps", "batch_size", "replicates"):
             if not is_count(getattr(self, name)):
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.n_actions is not None and not is_count(self.n_actions):
@@ -159,85 +162,66 @@ class PolicyEvaluator:
         now = self._rows(data.states, data.actions)
         following = self._rows(data.next_states, data.next_actions)
         X = torch.cat([now, following, torch.as_tensor(data.going[:, None], dtype=torch.float32)], 1)
-        r = torch.as_tensor(data.rewards[:, None] / unit)
-        g = torch.Generator().manual_seed(int(self.random_state))
-        features = ActionFeatures(p, kind.count, kind.discrete, self.hidden_layer_sizes, self.n_features, g)
+        rows = Data(X, now, torch.as_tensor(data.rewards[:, None] / unit))
+        settings = TrainingSettings(**{field.name: getattr(self, field.name) for field in fields(TrainingSettings)})
+
+        def build(g: torch.Generator) -> ActionFeatures:
+            return ActionFeatures(p, kind.count, kind.discrete, self.hidden_layer_sizes, self.n_features, g)
+
+        networks = policy_training.networks(self.members, int(self.random_state), build)
+        staged = self.method == "iv" and len(data) > 1
+        layers: list[Tensor] = []
         with one_thread():
-            fitted = self._fitted_q(features, Data(X, now, r), g)
-            self.gradient_steps_ = self.max_iter
-            if self.method == "iv" and len(data) > 1:
-                self._two_stages(features, Data(X, now, r), g)
-            self._solve(features, X, now, r, data)
+            for group in policy_training.groups(networks, self.rule):
+                layers += policy_training.fitted_q(group, rows, settings)
+                if staged:
+                    policy_training.two_stages(group, rows, settings)
+            solved = [self._solved(network.features, rows, data) for network in networks]
+        steps = self.max_iter + (settings.iterations * (self.inner_steps + 1) if staged else 0)
+        self.gradient_steps_ = self.members * steps
+        self.features_ = [network.features for network in networks]
+        self.weights_ = torch.stack([weights for weights, _ in solved])
+        self._replicates = torch.stack([replicates for _, replicates in solved])
+        self.member_weights_ = self._shares(following, data)
         if self.method == "fqe":
-            self._shift = fitted * unit - self.weights_
-            self.weights_ = self.weights_ + self._shift
+            shift = torch.stack(layers) * unit - self.weights_
+            self.weights_ = self.weights_ + shift
+            self._replicates = self._replicates + shift[:, None]
 
-    def _two_stages(self, features: ActionFeatures, data: Data, g: torch.Generator) -> None:
-        """Algorithm 3, from the features as they are, which are those of the instruments at the start as well."""
-        instruments = copy.deepcopy(features)
-        iterations = max(1, self.max_iter // 4)
-        self.gradient_steps_ += iterations * (self.inner_steps + 1)
-        rule = self.rule or Proximal(relative(1.0))
-        model = DFIV(
-            Difference(features, self.discount),
-            instruments,
-            widths=(features.width, instruments.width),
-            rules=Rules(rule, Proximal(relative(1e-2)), rule),
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            T1=self.inner_steps,
-            order="solve",
-            intercept=False,
-            generator=g,
-        )
-        split = Split.halves(len(data.y), self.random_state)
-        settings = {"iterations": iterations, "batch_size": self.batch_size, "lr": self.learning_rate}
-        train(model, data, split, fresh=True, seed=self.random_state, **settings)
+    def _shares(self, following: Tensor, data: Transitions) -> Tensor:
+        """How much each member counts. A fixed point can be almost singular. Its value is far off then, and the bootstrap
+        sees it. A member whose mean value varies more than the median member's counts by its inverse variance."""
+        share = torch.ones(self.members, dtype=torch.float64)
+        if self.members == 1 or self._replicates.shape[1] < 2:
+            return share / self.members
+        going = torch.as_tensor(data.going) / len(data)
+        mean = torch.stack([going @ outputs(features, following) for features in self.features_])
+        variance = torch.einsum("mrd,md->mr", self._replicates, mean).var(1)
+        share = torch.where(variance > variance.median(), variance.median() / variance, share)
+        return share / share.sum()
 
-    def _fitted_q(self, features: ActionFeatures, data: Data, g: torch.Generator) -> Tensor:
-        """Learns the features by fitted Q evaluation, and returns its layer."""
-        fitted = FittedQ(
-            features,
-            self.discount,
-            self.rule or Kalman(0.9),
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            refresh=max(4, min(20, int(self.max_iter * (1 - self.discount) / BACKUPS))),
-            generator=g,
-        )
-        drawn = batches(torch.arange(len(data.y)), self.batch_size, self.random_state)
-
-        def draw() -> Callable[[], None]:
-            rows = next(drawn)
-            return lambda: fitted.step(data.X[rows], data.y[rows])
-
-        loop.train(Iterations(fitted, draw, self.max_iter, self.learning_rate))
-        return fitted.head.W[0]
-
-    def _solve(
-        self,
-        features: ActionFeatures,
-        X: Tensor,
-        now: Tensor,
-        r: Tensor,
-        data: Transitions,
-    ) -> None:
-        """Both stages once more on all rows. The instruments are the value's own features here, as many as there are
-        weights: with more of them two-stage least squares leans towards least squares, which a long horizon amplifies."""
+    def _solved(self, features: ActionFeatures, rows: Data, data: Transitions) -> tuple[Tensor, Tensor]:
+        """Both stages once more on all rows: the weights of a network's features, and those of the bootstrap. The
+        instruments are the value's own features here, as many as there are weights: with more of them two-stage least
+        squares leans towards least squares, which a long horizon amplifies."""
         features.requires_grad_(False)
-        psi = outputs(Difference(features, self.discount), X)
-        phi = outputs(features, now)
+        psi = outputs(Difference(features, self.discount), rows.X)
+        phi = outputs(features, rows.Z)
         if not bool(psi.isfinite().all() and phi.isfinite().all()):
             raise ValueError("training diverged: expected finite features; try a smaller learning_rate")
         size = phi.square().mean(0).sqrt()
         size = torch.where(size > 0, size, 1.0)
         group, groups = self._groups(data)
-        self._sums = two_stages.StageSums.of(phi / size, psi / size, r, group, groups)
-        self._beta = torch.full((len(size),), SECOND, dtype=torch.float64)
-        self._beta[0] = LEVEL
-        self._size, self.features_ = size, features
-        self.weights_ = self._weights(torch.ones(groups, dtype=torch.float64))
-        self._shift = torch.zeros_like(self.weights_)
+        sums = two_stages.StageSums.of(phi / size, psi / size, rows.y, group, groups)
+        beta = torch.full((len(size),), SECOND, dtype=torch.float64)
+        beta[0] = LEVEL
+        weights = two_stages.solve(sums, torch.ones(groups, dtype=torch.float64), FIRST, beta)
+        g = torch.Generator().manual_seed(int(self.random_state))  # every network sees the same episodes
+        drawn = -torch.rand(self.replicates, groups, generator=g, dtype=torch.float64).log()
+        again = weights.new_empty(0, len(weights))
+        if groups > 1:
+            again = two_stages.replicates(sums, drawn / drawn.mean(1, keepdim=True), FIRST, beta)
+        return weights / size * self._unit, again / size * self._unit
 
     def _groups(self, data: Transitions) -> tuple[Tensor, int]:
         """The group of each row: its episode, or one of `GROUPS` random sets of episodes; rows without episodes are episodes
@@ -249,9 +233,6 @@ class PolicyEvaluator:
             episode, count = order[episode] % GROUPS, GROUPS
         return torch.from_numpy(episode), count
 
-    def _weights(self, weight: Tensor) -> Tensor:
-        return two_stages.solve(self._sums, weight, FIRST, self._beta) / self._size * self._unit
-
     def _rows(self, states: np.ndarray, actions: np.ndarray) -> Tensor:
         parts = [(part - mean) / scale for part, (mean, scale) in zip((states, actions), self._scales)]
         return torch.as_tensor(np.concatenate(parts, 1), dtype=torch.float32)
@@ -260,31 +241,45 @@ class PolicyEvaluator:
 
     def q(self, states: Any, actions: Any) -> np.ndarray:
         """`Q(s, a)` of rows of states and one action each, `(n,)`."""
-        return (self._phi(states, actions, probabilities=False) @ self.weights_).numpy()
+        return self._mean(self._phi(states, actions, probabilities=False))
 
     def value(self, states: Any, actions: Any) -> np.ndarray:
         """The value of states, `(n,)`, where the policy takes these actions; of discrete ones also its probabilities."""
-        return (self._phi(states, actions) @ self.weights_).numpy()
+        return self._mean(self._phi(states, actions))
+
+    def _mean(self, phi: list[Tensor]) -> np.ndarray:
+        return (self.member_weights_ @ torch.stack([own @ w for own, w in zip(phi, self.weights_)])).numpy()
 
     def interval(self, states: Any, actions: Any, *, level: float = 0.9) -> tuple[float, float]:
-        """An interval of the mean value of these states: percentiles of a bootstrap over the episodes of the fit (over rows,
-        as if they were independent, where it had no `episode`; of more than 64, over 64 random groups). Each replicate
-        gives every episode a random weight and solves for the layer again; the features stay as they are, so
-        the interval does not cover what they cannot represent. That of "fqe" is the one of "lstd", moved to its value."""
+        """An interval of the mean value of these states, of two parts.
+
+        A bootstrap over the episodes of the fit (over rows, as if they were independent, where it had no `episode`; of more
+        than 64, over 64 random groups). Each replicate gives every episode a random weight and solves for all layers again,
+        with the features as they are.
+
+        And what the features leave open. The truth is taken to be as far from the members' mean as one more member would be:
+        a normal term whose variance is that between members times `1 + 1 / members`. One member has no such term, and its
+        interval is too short where features are hard to learn. What all members get wrong alike no interval covers.
+
+        That of "fqe" is the one of "lstd", moved to its value: with a long horizon and few steps "fqe" has not arrived, and
+        its interval is not to be trusted."""
         check_level(level)
-        phi = self._phi(states, actions).mean(0)
-        groups = len(self._sums.rows)
-        if groups < 2:
+        phi = torch.stack([own.mean(0) for own in self._phi(states, actions)])
+        if not self._replicates.shape[1]:
             raise ValueError("the fit had one episode; expected at least two, to see how episodes differ")
-        g = torch.Generator().manual_seed(int(self.random_state))
-        weights = -torch.rand(self.replicates, groups, generator=g, dtype=torch.float64).log()
-        weights = weights / weights.mean(1, keepdim=True)
-        with one_thread():
-            values = [float(phi @ (self._weights(weight) + self._shift)) for weight in weights]
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+        share = self.member_weights_
+        replicates = torch.einsum("m,mrd,md->r", share, self._replicates, phi)
+        if len(share) > 1:
+            values = (self.weights_ * phi).sum(1)
+            alike = share.square().sum()  # one over the members, where all count alike
+            variance = share @ (values - share @ values).square() / (1 - alike).clamp(min=TINY)
+            points = torch.special.ndtri((torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS)
+            replicates = (replicates[:, None] + (variance * (1 + alike)).sqrt() * points).flatten()
+        low, high = np.quantile(replicates.numpy(), [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
-    def _phi(self, states: Any, actions: Any, probabilities: bool = True) -> Tensor:
+    def _phi(self, states: Any, actions: Any, probabilities: bool = True) -> list[Tensor]:
+        """The features of every member."""
         if not hasattr(self, "weights_"):
             raise ValueError("this PolicyEvaluator has not been fitted; expected a call of fit first")
         kind: Actions = self._kind
@@ -293,4 +288,5 @@ class PolicyEvaluator:
         if len(rows) != len(encoded):
             raise ValueError(f"states have {len(rows)} rows and actions {len(encoded)}; expected as many")
         with one_thread():
-            return outputs(self.features_, self._rows(rows, encoded))
+            tensor = self._rows(rows, encoded)
+            return [outputs(features, tensor) for features in self.features_]

@@ -17,7 +17,7 @@ class ActionFeatures(nn.Module):
 
     A discrete action comes as indicators or probabilities `a`, and the features are `[1, a (x) [1, s, net(s)]]`: linear in
     the probabilities, so that one pass gives the mean over a policy's actions. Those of a continuous action are
-    `[1, s, a, net(s, a)]`.
+    `[1, s, a, net(s, a)]`. Of networks side by side (`stack.modules`) rows and features have a model axis first.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class ActionFeatures(nn.Module):
         self.width = 1 + (actions * (1 + beside) if discrete else beside)
 
     def forward(self, rows: Tensor) -> Tensor:
-        constant = rows.new_ones(len(rows), 1)
+        constant = rows.new_ones(*rows.shape[:-1], 1)
         if not self.discrete:
-            return torch.cat([constant, *([rows] if self.plain else []), self.net(rows)], 1)
-        s, a = rows[:, : self.states], rows[:, self.states :]
-        g = torch.cat([constant, *([s] if self.plain else []), self.net(s)], 1)
-        return torch.cat([constant, (a[:, :, None] * g[:, None, :]).flatten(1)], 1)
+            return torch.cat([constant, *([rows] if self.plain else []), self.net(rows)], -1)
+        s, a = rows[..., : self.states], rows[..., self.states :]
+        g = torch.cat([constant, *([s] if self.plain else []), self.net(s)], -1)
+        return torch.cat([constant, (a[..., :, None] * g[..., None, :]).flatten(-2)], -1)
 
 
 class Difference(nn.Module):
@@ -55,11 +55,12 @@ class Difference(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         now, following, going = parts(rows)
-        both = self.features(torch.cat([now, following]))
-        return both[: len(rows)] - self.discount * going * both[len(rows) :]
+        both = self.features(torch.cat([now, following], -2))
+        n = rows.shape[-2]
+        return both[..., :n, :] - self.discount * going * both[..., n:, :]
 
 
 def parts(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`[s, a]`, `[s', a']` and `1 - done (n, 1)` of rows as `Difference` takes them."""
-    width = (rows.shape[1] - 1) // 2
-    return rows[:, :width], rows[:, width:-1], rows[:, -1:]
+    width = (rows.shape[-1] - 1) // 2
+    return rows[..., :width], rows[..., width:-1], rows[..., -1:]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from ...extras import require
 from ...files import atomic
 from ...iv import PolicyEvaluator
+from ...iv.policy_training import APART
 from ...solver.lambdas import relative
 from ...solver.rules import Ridge
 from ..data.policy import TASKS, Log, logged, truth
@@ -29,28 +31,34 @@ TRANSITIONS, STEPS, LEARNED_STEPS, BATCH = 10_000, 600, 2000, 256
 HIDDEN = (64, 64)
 EPISODES = {"catch": 20_000, "cartpole": 400, "mountain car": 400}  # of the truth
 LEVEL = 0.9
+MEMBERS = 3
+AVERAGED = f"learned FQE, mean of {MEMBERS}"
 OURS = ("iv", "lstd", "fqe")
 COLOURS = {
     "iv": "#d62728", "lstd": "#ff7f0e", "fqe": "#2ca02c", "learned FQE": "#1f77b4", "Bellman residual": "#9467bd",
-    "LSTD, random features": "#7f7f7f", "iv, ridge": "#e377c2",
+    "LSTD, random features": "#7f7f7f", "iv, ridge": "#e377c2", AVERAGED: "#17becf",
 }  # fmt: skip
 
 Estimate = dict[str, float]
 
 
 def _evaluated(log: Log, seed: int, **settings: Any) -> Estimate:
-    model = PolicyEvaluator(DISCOUNT, batch_size=BATCH, hidden_layer_sizes=HIDDEN, random_state=seed, **settings)
+    settings |= {"members": MEMBERS, "batch_size": BATCH, "hidden_layer_sizes": HIDDEN, "random_state": seed}
+    model = PolicyEvaluator(DISCOUNT, **settings)
     model.fit(*log[:6], episode=log.episode)
     low, high = model.interval(log.starts, log.start_actions, level=LEVEL)
     value = float(model.value(log.starts, log.start_actions).mean())
     return {"value": value, "low": low, "high": high, "gradient_steps": model.gradient_steps_}
 
 
-def _learned(log: Log, seed: int, refresh: int | None, steps: int) -> Estimate:
-    value = baselines.learned(
-        log, DISCOUNT, refresh=refresh, steps=steps, batch_size=BATCH, hidden=HIDDEN, seed=seed
-    )  # fmt: skip
-    return {"value": value, "gradient_steps": steps}
+def _learned(log: Log, seed: int, refresh: int | None, steps: int, members: int = 1) -> Estimate:
+    values = [
+        baselines.learned(
+            log, DISCOUNT, refresh=refresh, steps=steps, batch_size=BATCH, hidden=HIDDEN, seed=seed + k * APART
+        )
+        for k in range(members)
+    ]  # fmt: skip
+    return {"value": statistics.fmean(values), "gradient_steps": members * steps}
 
 
 def methods(quick: bool) -> dict[str, Callable[[Log, int], Estimate]]:
@@ -69,6 +77,7 @@ def methods(quick: bool) -> dict[str, Callable[[Log, int], Estimate]]:
             "value": baselines.random_features(log, DISCOUNT, features=32, hidden=HIDDEN, seed=seed),
             "gradient_steps": 0,
         },
+        AVERAGED: lambda log, seed: _learned(log, seed, 10, learned, MEMBERS),
     }  # fmt: skip
 
 
@@ -96,6 +105,23 @@ def measured(quick: bool, seeds: int, done: list[dict], first_seed: int = 0) -> 
                         "truth_error": error, "transitions": transitions, "cpu_s": time.process_time() - before,
                         **estimate,
                     }  # fmt: skip
+
+
+def on_shared_seeds(rows: list[dict], names: Sequence[str]) -> list[dict]:
+    """The rows of these methods, of the seeds that all of them have in every cell."""
+    seeds = [
+        {row["seed"] for row in rows if (row["task"], row["noise"], row["method"]) == (task, noise, name)}
+        for name in names
+        for task, noise in {(row["task"], row["noise"]) for row in rows}
+    ]  # fmt: skip
+    shared = set.intersection(*seeds)
+    return [row for row in rows if row["method"] in names and row["seed"] in shared]
+
+
+def complete(rows: list[dict]) -> list[dict]:
+    """The rows of the methods that have as many runs as any."""
+    runs = Counter(row["method"] for row in rows)
+    return [row for row in rows if runs[row["method"]] == max(runs.values())]
 
 
 def errors(rows: list[dict]) -> dict[tuple[str, float, str], float]:
@@ -158,7 +184,7 @@ def _saved(figure: Any, path: Path, top: float = 1.0) -> Path:
 def _errors(rows: list[dict], path: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    medians = errors(rows)
+    medians = errors(complete(rows))
     figure, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.6))
     for axis, task in zip(axes, TASKS):
         for name, colour in COLOURS.items():
