@@ -56,13 +56,15 @@ def test_the_ridge_is_the_best_one_by_leaving_rows_out(weighted):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_share_minimises_the_held_out_error_but_for_chance(weighted):
     rows, held = problem(weighted=weighted)
-    moved, layer, share = drawn(held, rows, rows.x)
+    moved, line = drawn(held, rows, rows.x)
+    share = line.share
     # what each ridge says of the rows that it has not seen
-    without = []
+    without, layers = [], []
     for low, high in ((0, 10), (10, 25)):
         used = torch.ones(80, dtype=torch.bool)
         used[low:high] = False
         one = ridge(rows, rows.x, used)
+        layers.append(one)
         without.append(rows.x[low:high] @ one[:, :-1].T + one[:, -1])
     others = torch.cat(without)
     w = held.weights[:, None]
@@ -78,13 +80,16 @@ def test_the_share_minimises_the_held_out_error_but_for_chance(weighted):
     assert abs(share - best * sure) < 2e-3
     torch.testing.assert_close(moved.outputs, torch.lerp(held.outputs, others, share))
     torch.testing.assert_close(moved.spare, held.spare * (1 - share) ** 2)
-    torch.testing.assert_close(layer, ridge(rows, rows.x, torch.ones(80, dtype=torch.bool)))
+    torch.testing.assert_close(line.whole, ridge(rows, rows.x, torch.ones(80, dtype=torch.bool)))
+    folds = torch.unique(rows.held, dim=0)
+    for fold, layer in zip(folds, line.without):
+        torch.testing.assert_close(layer, layers[0 if fold[0] else 1])
 
 
 def test_members_that_are_right_stay_as_they_are():
     rows, held = problem()
     held = held._replace(outputs=held.targets + 1e-3)
-    assert drawn(held, rows, rows.x)[2] == 0
+    assert drawn(held, rows, rows.x)[1].share == 0
 
 
 def test_predictions_are_drawn_by_the_share(monkeypatch):
@@ -93,8 +98,8 @@ def test_predictions_are_drawn_by_the_share(monkeypatch):
     y = X @ [1.0, 2.0, 0.0, -1.0] + 2 * rng.normal(size=150)
 
     def predicted(share, epochs=10):
-        monkeypatch.setattr("closedform.tabular.shrinking._share", lambda held, others: share)
-        model = ClosedFormRegressor(max_iter=epochs, random_state=0).fit(X, y)
+        monkeypatch.setattr("closedform.tabular.shrinking.share_of", lambda left, move, weight: share)
+        model = ClosedFormRegressor(max_iter=epochs, neighbours=False, random_state=0).fit(X, y)
         assert model.linear_share_ == share
         return model.predict(X_new)
 
@@ -119,7 +124,7 @@ def test_where_there_is_only_noise_less_of_it_is_learned(monkeypatch):
         return np.mean((model.predict(X[200:]) - y[200:]) ** 2), -np.log(right).mean()
 
     now = errors()
-    monkeypatch.setattr("closedform.tabular.shrinking._share", lambda held, others: 0.0)
+    monkeypatch.setattr("closedform.tabular.shrinking.share_of", lambda left, move, weight: 0.0)
     before = errors()
     assert now[0] < before[0]
     assert now[1] < before[1] + 0.01
