@@ -244,3 +244,33 @@ def test_the_command_says_that_training_rows_are_kept(tmp_path):
     assert code == 0
     assert "keeps" not in said
     assert load(tmp_path / "cells-model").neighbours_ is None
+
+
+def test_a_fold_is_judged_by_its_own_members_and_line(monkeypatch):
+    calls = []
+    judged = neighbours.judged
+    monkeypatch.setattr(
+        neighbours, "judged", lambda *a, **k: calls.append(neighbours._Trial(*a[:3], *a[4:6])) or judged(*a, **k)
+    )
+    X, y = checkered(300)
+    monkeypatch.setattr("closedform.tabular.shrinking.share_of", lambda left, move, weight: 0.4)
+    ClosedFormRegressor(random_state=0, max_iter=4).fit(X, y)
+    trial = calls[0]
+    engine, rows, line = trial.engine, trial.rows, trial.line
+    engine.draw_to(line.whole, -line.share / (1 - line.share))  # as it was before it was drawn to the line of all rows
+    masks = rows.held.numpy()
+    predicted = engine.predictions(engine.features(rows.x)).numpy()
+    inputs = engine.network.parts(rows.x)[1].double().numpy()
+    assert len(trial.folds) == 2
+    assert line.share == 0.4
+    for fold, layer in zip(trial.folds, line.without):
+        held = np.zeros(300, dtype=bool)
+        held[fold.rows] = True
+        own = (masks == held).all(1)
+        together = np.tensordot(trial.shares[own] / trial.shares[own].sum(), predicted[own], 1)
+        straight = inputs @ layer.numpy()[:, :-1].T + layer.numpy()[:, -1]
+        left = rows.y.double().numpy() - (1 - line.share) * together - line.share * straight
+        order = np.lexsort(trial.x[~held].T[::-1])  # no two rows are at one place here
+        assert 0 < own.sum() < len(own)
+        assert_allclose(fold.places, trial.x[~held][order])
+        assert_allclose(fold.residuals, left[~held][order], atol=1e-5)

@@ -49,7 +49,8 @@ class FittedQ:
     def beside(models: Sequence[FittedQ]) -> FittedQ:
         """Models of one shape as one, before their first step; `take_out` copies what it has learned back into them."""
         stack = copy.copy(models[0])
-        stack.features = stacked_modules.side_by_side([model.features for model in models])  # pyright: ignore[reportAttributeAccessIssue]
+        features = stacked_modules.side_by_side([model.features for model in models])
+        stack.features = features  # pyright: ignore[reportAttributeAccessIssue]  # called as ActionFeatures are
         rule = side_by_side([model.head.rule for model in models], models[0].features.width, False)
         stack.head = Heads(torch.stack([model.head.W for model in models]), rule, bias=False)
         stack._start()
