@@ -54,8 +54,9 @@ def slowly(rule, batches):
     return sum(share * one for share, one in zip(w, W)), w, torch.stack(W)
 
 
-@pytest.mark.parametrize("n", [3, 6, 20])
-def test_it_is_the_formula(n):
+@pytest.mark.parametrize(("n", "many"), [(3, 4096), (6, 4096), (20, 4096), (20, 1)])
+def test_it_is_the_formula(n, many, monkeypatch):
+    monkeypatch.setattr(route, "MANY_ROWS", many)
     batches = list(stream(25, n, change=0.02))
     head = layer()
     for phi, y in batches:
@@ -65,6 +66,22 @@ def test_it_is_the_formula(n):
     assert relative(head.memory_.weight, weights) < 1e-6
     for own, slow in zip(head._memory()["layers"], layers):  # those without weight in the layer too
         assert relative(own, slow) < 1e-8
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_residuals_of_one_layer_are_enough(filtered, weighted, monkeypatch):
+    monkeypatch.setattr(route, "MANY_FEATURES", 1024 if filtered else 1)
+    weight = torch.rand(40, dtype=torch.float64) if weighted else None
+    heads = []
+    for many in (4096, 1):
+        monkeypatch.setattr(route, "MANY_ROWS", many)
+        heads.append(layer())
+        for phi, y in stream(20, 40, change=0.02):
+            heads[-1].solve(phi, y, weight)
+    apart, once = heads
+    assert relative(matrix(once), matrix(apart)) < 1e-10
+    assert relative(once.memory_.error, apart.memory_.error) < 1e-10
 
 
 def test_the_memory_is_as_long_as_the_truth_is_still():

@@ -78,6 +78,28 @@ def test_primal_is_dual(n, d, o, bias, lam):
 
 
 @shapes
+@conditions
+def test_moments_against_other_layers_are_those_of_their_residuals(n, d, o, bias, condition):
+    phi, y = problem(n, d, o, condition=condition)
+    X, D = columns(phi, bias).T, d + int(bias)
+    g = torch.Generator().manual_seed(1)
+    W, change = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((o, D), (3, o, D)))
+    moved = Rows(X, y - X @ W.T, n, bias).moments().moved(change)
+    E = y - X @ (W + change).mT
+    assert relative(moved.C, X.T @ E) < 1e-11
+    assert relative(moved.ee, E.square().sum(-2)) < 1e-11
+
+
+def test_moments_against_an_exact_layer_are_not_negative():
+    phi, y = problem(50, 4, 2)
+    W = torch.linalg.lstsq(phi, y).solution.T
+    y = phi @ W.T
+    exact = Rows(phi, y, 50).moments().moved(W.unsqueeze(0))
+    assert (exact.ee >= 0).all()
+    assert (exact.ee < 1e-12 * y.square().sum(0)).all()
+
+
+@shapes
 def test_proximal_minimises_its_loss(n, d, o, bias):
     phi, y = problem(n, d, o)
     layer = head(d, o, cf.Proximal(0.3), bias=bias)

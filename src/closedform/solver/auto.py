@@ -108,7 +108,7 @@ class Auto(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
-        stated = system = batch.system(layers)
+        stated = system = batch.systems(W, layers)
         filtered = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows)
         if filtered:
             system = system.moments()

@@ -70,6 +70,17 @@ class Batch:
             return self._all._rows(W, 0, self.total, None, dtype)
         return self.moments(W, dtype)
 
+    def systems(self, W: Tensor, layers: Tensor) -> System:
+        """The system against each of several layers `(K, o, D)`, of which `W` is a mean. Of many rows under the squared loss
+        its residuals say it all: those of the layers differ by products with moments, and as few of them are much better
+        than their mean, nothing cancels."""
+        if self._by_rows or not self.squared or not route.residuals_once(self.total):
+            return self.system(layers)
+        moments = self.moments(W).moved(layers - W)
+        if self.sizes is None:
+            moments.rows = lambda: self._rows(layers, 0, self.phi.shape[-2], None, moments.dtype)
+        return moments
+
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
         """The system once more, with the loss bounded at the layer `W_k` instead of at `W`: the residuals are new, the
         features are not."""
@@ -154,7 +165,9 @@ class Batch:
             return Rows(X, E, count, self.bias, padded)
         root = bound**0.5 if weight is None else (bound * weight).sqrt().unsqueeze(-1)
         own = blocks and self.residual is None  # nobody else has these residuals
-        return Rows(root * X, E.mul_(root) if own else root * E, count, self.bias)
+        padded = root * padded
+        X = padded if padded.shape[-1] == self.features else padded[..., : self.features]
+        return Rows(X, E.mul_(root) if own else root * E, count, self.bias, padded)
 
     def _in_blocks(self, X: Tensor, y: Tensor, W: Tensor | None) -> bool:
         """Whether the residuals are so large that they are made some rows at a time."""

@@ -11,6 +11,7 @@
     a factor or an elimination?      on CUDA an elimination, of stacks and of up to 640 rows         eliminated
     how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
                                      or their outputs (block)
+    residuals of several layers?     from 4,096 rows on those of one, the others through moments     residuals_once
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
                                      features
 
@@ -30,11 +31,13 @@ MAX_CONDITION = 1e8
 # Up to this ratio of the Gram matrix's trace to lambda, rounding to float32 changes the Gram by less than a tenth of lambda
 FLOAT32_TRACE = 1e6
 CHUNK = 8192  # rows of one model upcast at a time on the way to moments
+_CHUNK_BYTES = 1 << 26  # or, on CUDA, as many as this holds in float64: there a piece costs a dozen launches
 _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
 FEW = 128  # features up to which calls cost more than arithmetic
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
 ELIMINATED = 640  # rows of one system up to which CUDA's own factor is the slower (by 1.3 to 1.7 times on an H200)
+MANY_ROWS = 4096  # from here on the residuals of several layers cost more than the launches that they save
 MANY_FEATURES = 1024  # above, `Auto` keeps no matrix for each of its memories
 
 Form = Literal["information", "covariance"]
@@ -87,7 +90,7 @@ def eliminated(K: Tensor) -> bool:
 def piece(models: int, features: int, device: torch.device) -> int:
     """How many rows are upcast at a time on the way to moments."""
     if models == 1:
-        return CHUNK
+        return max(CHUNK, _CHUNK_BYTES // (8 * features)) if device.type == "cuda" else CHUNK
     return max(features, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES["cpu"]) // (8 * models * features))
 
 
@@ -95,6 +98,11 @@ def block(outputs: int, device: torch.device, arrays: int = 1) -> int:
     """How many rows of so many outputs are worked on at a time, where that takes so many arrays of them: a vocabulary's in
     float64 would fill the memory."""
     return max(1, _BLOCK_BYTES.get(device.type, _BLOCK_BYTES["cpu"]) // (8 * outputs * arrays))
+
+
+def residuals_once(n: int) -> bool:
+    """Whether the residuals of n rows are made for one layer alone, and the moments of others taken from its."""
+    return n >= MANY_ROWS
 
 
 def fused(n: int, in_features: int) -> bool:

@@ -41,6 +41,10 @@ class Source(Protocol):
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...
 
+    def systems(self, W: Tensor, layers: Tensor) -> System:
+        """The system against each of several layers `(K, o, D)`, of which `W` is a mean."""
+        ...
+
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System: ...
 
     def errors(self, W: Tensor, system: System) -> Tensor:

@@ -136,11 +136,10 @@ class Statistics:
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:
         """The moments of the residuals against the layer `W`: `X^T (Y - X W^T)`."""
-        m = self.moments
-        if W is None:
-            return m
-        C = m.C - m.G @ W.mT
-        return Moments(m.G, C, m.ee - (W.mT * (m.C + C)).sum(-2), m.n, self.bias)
+        return self.moments if W is None else self.moments.moved(W)
+
+    def systems(self, W: Tensor, layers: Tensor) -> Moments:
+        return self.system(layers)
 
     def solve(self, beta: lambdas.Lambda | lambdas.per_sample) -> Tensor:
         """The ridge solution `W (o, D)`, the bias in its last column; beta in sum units. `head.set_weights_` takes it."""

@@ -123,6 +123,13 @@ class Moments:
         again = None if rows is None else lambda: rows().scaled(scale)
         return replace(self, G=down * self.G * scale.unsqueeze(-2), C=down * self.C, rows=again)
 
+    def moved(self, change: Tensor) -> Moments:
+        """The moments of the residuals against other layers, which differ by `change (..., o, D)` from the one of these."""
+        dW = change.mT
+        moved = self.G @ dW
+        squares = (self.ee + (dW * (moved - 2 * self.C)).sum(-2)).clamp(min=0)
+        return replace(self, C=self.C - moved, squares=squares, rows=None)
+
     def model(self, k: int) -> Moments:
         """One model's moments of a stack."""
         rows = self.rows

@@ -22,8 +22,8 @@ def missing(value: object) -> bool:
 
 def value(cell: Any) -> str:
     """
-    >>> value(32.0), value(1e-3), value("sgd"), value(float("nan")), value(True)
-    ('32', '0.001', 'sgd', '\\u2013', 'yes')
+    >>> value(32.0), value(1e-3), value(0.99999), value("sgd"), value(float("nan")), value(True)
+    ('32', '0.001', '0.99999', 'sgd', '\\u2013', 'yes')
     """
     if missing(cell):
         return MISSING
@@ -35,7 +35,10 @@ def value(cell: Any) -> str:
         number_ = float(cell)
     except (TypeError, ValueError):
         return str(cell)
-    return str(int(number_)) if number_.is_integer() and abs(number_) < 1e7 else f"{number_:.4g}"
+    if number_.is_integer() and abs(number_) < 1e7:
+        return str(int(number_))
+    short = f"{number_:.4g}"
+    return f"{number_:g}" if float(short) == 1 else short  # a long memory is not an endless one
 
 
 def number(x: float) -> str:
