@@ -3,12 +3,13 @@
     python benchmarks/swap.py --quick                                        # the CPU, minutes
     python benchmarks/swap.py --device cuda --seconds 540 --out runs/swap    # a piece of the whole; again until it is done
     python benchmarks/swap.py --device cuda --out runs/swap --plan           # what is missing, and an estimate
+    python benchmarks/swap.py --device cuda --out runs/swap --summary --beside benchmarks/results/swap-cuda.json
 
 For each task, optimizer and batch size the learned layer gets its best rate, chosen on validation data; then the head alone
 is swapped. `swapped` is the ratio of the test errors at that rate (solved / learned), `own rate` the one with the solved
 head's best rate as well, `largest rate` by how much the largest rate that still trains is larger (SGD). Every finished run
-is a file of the folder `--out`. Folders of several sittings are merged by copying their files together. A run that
-`--seconds` cuts off is done again.
+is a file of the folder `--out`, and a row of the summary. `--beside` takes an earlier summary, of another sitting or another
+machine: its runs are not done again, and its cells join these. A run that `--seconds` cuts off is done again.
 
 On a GPU `--workers` processes train `--together` runs each. Processes take turns on the GPU unless NVIDIA's MPS runs.
 """
@@ -51,6 +52,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--seconds", type=float, default=math.inf, help="start no run after so many, and stop those at work"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/swap"), help="folder of the finished runs")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], help="earlier summaries, whose runs and cells join"
+    )
     parser.add_argument("--results", type=Path, default=common.RESULTS, help="folder of the summary")
     parser.add_argument("--tasks", nargs="+", help="names, or `tables` for all tables")
     parser.add_argument("--optimizers", nargs="+", choices=swap_optimizers.NAMES)
@@ -190,19 +194,29 @@ def summary(cell: Cell, records: Records, args: argparse.Namespace) -> dict | No
     return None
 
 
+def _written(body: dict) -> str:
+    """The summary as text, a run a line."""
+    head = json.dumps({name: value for name, value in body.items() if name != "runs"}, indent=1)
+    runs = ",\n".join(f"  {json.dumps(row)}" for row in body["runs"])
+    return f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n'
+
+
 def main(argv: list[str] | None = None) -> dict | None:
     args = arguments(argv)
     chosen, skipped = cells(args)
     for name, why in skipped.items():
         print(f"{name} is skipped: {why}")
-    records = Records(args.out)
+    earlier = [json.loads(path.read_text()) for path in args.beside]
+    records = Records(args.out, [row for body in earlier for row in body.get("runs", [])])
     if args.plan:
         plan(args, chosen, records)
         return None
     if not args.summary:
         execute(args, chosen, records)
     rows = [row for cell in chosen if (row := summary(cell, records, args)) is not None]
-    devices = {"devices": sorted({row["device"] for row in records.rows.values()})}
+    rows = swap_plan.joined(rows, [row for body in earlier for row in body["rows"]], chosen, records)
+    before = {name for body in earlier for name in body["environment"].get("devices", [])}
+    devices = {"devices": sorted(before | {row["device"] for row in records.rows.values()})}
     body = {
         "question": QUESTION,
         "environment": devices if args.summary else common.environment(args.device) | devices,
@@ -210,6 +224,10 @@ def main(argv: list[str] | None = None) -> dict | None:
         "unfinished": len(chosen) - len(rows),
         "overall": swap_plan.overall(rows) if rows else {},
         "rows": rows,
+        "runs": [
+            {name: value for name, value in row.items() if name != "curve"}
+            for _, row in sorted(records.rows.items(), key=lambda pair: pair[0].name)
+        ],
     }
     print(swap_plan.table(rows))
     print(json.dumps(body["overall"], indent=1))
@@ -217,7 +235,7 @@ def main(argv: list[str] | None = None) -> dict | None:
         print(f"{body['unfinished']} of {len(chosen)} cells are not finished: run the same command again")
     args.results.mkdir(parents=True, exist_ok=True)
     path = args.results / f"swap{'_quick' if args.quick else ''}-{args.device}.json"
-    path.write_text(json.dumps(body, indent=1) + "\n")
+    path.write_text(_written(body))
     print(f"wrote {path}")
     return body
 

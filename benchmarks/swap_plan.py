@@ -34,21 +34,20 @@ class Cell:
 
 
 class Records:
-    """The finished runs of a folder, a JSON file each. Runs at rates of another ladder, and solved runs by another rule than
-    the default of now, do not count."""
+    """The finished runs of a folder, a JSON file each, and `earlier` ones. Runs at rates of another ladder, and solved runs
+    by another rule than the default of now, do not count."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, earlier: Iterable[dict] = ()):
         self.folder = folder
         self.rows: dict[Run, dict] = {}
         tasks = {quick: swap_tasks.tasks(quick) for quick in (True, False)}
-        rules = {quick: _default_rules(tasks[quick]) for quick in (True, False)}
-        for path in sorted(folder.glob("*.json")):
-            row = json.loads(path.read_text())
+        self.rules = {quick: _default_rules(tasks[quick]) for quick in (True, False)}
+        for row in [*earlier, *(json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))]:
             run = run_of(row)
             task = tasks[run.quick].get(run.task)
             if task is None or not math.isclose(row["rate"], rate_of(task, run.optimizer, run.rung)):
                 continue
-            if run.head == "learned" or row["rule"] == rules[run.quick][run.task]:
+            if run.head == "learned" or row["rule"] == self.rules[run.quick][run.task]:
                 self.rows[run] = row
 
     def add(self, row: dict) -> None:
@@ -194,6 +193,22 @@ def _largest(cell: Cell, records: Records, seeds: list[int]) -> dict:
         ends[head] = bool(fine) and max(fine) == rungs[-1]
     factor = rates["solved"] / rates["learned"] if rates["learned"] and rates["solved"] else None
     return {**rates, "factor": factor, "open": ends}
+
+
+def joined(rows: list[dict], earlier: Iterable[dict], cells: Iterable[Cell], records: Records) -> list[dict]:
+    """The rows of all cells in their order: those of `earlier` summaries where there is none of now and the rule is the
+    same, or they have more seeds."""
+
+    def key(row: dict) -> tuple:
+        return row["task"], row["optimizer"], row["batch_size"]
+
+    now = {key(row): row for row in rows}
+    for row in earlier:
+        fewer = key(row) not in now or now[key(row)]["seeds"] < row["seeds"]
+        if fewer and row["rule"] == records.rules[False].get(row["task"]):
+            now[key(row)] = row
+    order = [(cell.task, cell.optimizer, cell.batch_size) for cell in cells]
+    return [now[place] for place in order if place in now]
 
 
 def overall(rows: list[dict]) -> dict:

@@ -96,6 +96,25 @@ def test_a_summary_takes_the_seeds_that_are_there_and_runs_nothing(tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "runs").glob("*.json")} == runs
 
 
+def test_an_earlier_summary_stands_for_its_runs(tmp_path):
+    whole = swap.main(_command(tmp_path))
+    (written,) = (tmp_path / "results").glob("*.json")
+    again = swap.main(_command(tmp_path / "other", "--summary", "--beside", str(written)))
+    assert again["rows"] == whole["rows"]
+    assert again["overall"] == whole["overall"]
+    assert not list((tmp_path / "other" / "runs").glob("*.json"))
+
+
+def test_cells_of_an_earlier_summary_join_where_their_rule_is_the_default(tmp_path):
+    whole = swap.main(_command(tmp_path))
+    kept, stale, *_ = whole["rows"]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"environment": {}, "rows": [kept, stale | {"rule": "another"}]}))
+    joined = swap.main(_command(tmp_path / "other", "--summary", "--beside", str(earlier)))
+    assert joined["rows"] == [kept]
+    assert joined["unfinished"] == 3
+
+
 def test_no_time_no_run(tmp_path):
     body = swap.main(_command(tmp_path, "--seconds", "-1"))
     assert body["unfinished"] == 4
