@@ -210,10 +210,11 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
         KT, ok = linalg.shifted_(XP @ X.mT, 1.0)(XP)
         n = system.X.shape[-2]
         solve = lambda other: Solved(rows_of(other).E.mT @ KT[..., :n, :], ok)  # noqa: E731
-        # Joseph's form: the plain one, M, plus what rounding took from it; in place, since copies of P fill the memory
-        M = (KT.mT @ XP).neg_().add_(P)
-        P = ((KT.mT - M @ X.mT) @ KT).add_(M)
-        del M
+        # Joseph's form: the plain one, M, plus what rounding took from it
+        plus = torch.addmm if P.ndim == 2 else torch.baddbmm
+        M = plus(P, KT.mT, XP, alpha=-1)
+        P = plus(M, plus(KT.mT, M, X.mT, alpha=-1), KT)
+        del M  # copies of P fill the memory
     P = (P + P.mT).div_(2)
     P.diagonal(dim1=-2, dim2=-1).add_(rounding)
     return Absorbed(P, solve)

@@ -28,6 +28,7 @@ class Rows:
     n: int | float | Tensor = 0
     bias: bool = False
     padded: Tensor | None = None
+    _products: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -39,15 +40,21 @@ class Rows:
 
     @property
     def C(self) -> Tensor:
-        return self.X.mT @ self.E
+        return self._once("C", lambda: self.X.mT @ self.E)
 
     @property
     def ee(self) -> Tensor:
-        return self.E.square().sum(-2)
+        return self._once("ee", lambda: self.E.square().sum(-2))
 
     def diagonal(self) -> Tensor:
         """The diagonal of `X^T X`."""
-        return self.X.square().sum(-2)
+        return self._once("diagonal", lambda: self.X.square().sum(-2))
+
+    def _once(self, name: str, product: Callable[[], Tensor]) -> Tensor:
+        """A product that several ask for."""
+        if name not in self._products:
+            self._products[name] = product()
+        return self._products[name]
 
     def gram(self) -> Tensor:
         D, wide = self.X.shape[-1], self.wide
@@ -82,11 +89,11 @@ class ClassRows(Rows):
 
     @property
     def C(self) -> Tensor:
-        return self.X.mT @ self.weighted
+        return self._once("C", lambda: self.X.mT @ self.weighted)
 
     @property
     def ee(self) -> Tensor:
-        return (self.E * self.weighted).sum(-2)
+        return self._once("ee", lambda: (self.E * self.weighted).sum(-2))
 
 
 @dataclass
