@@ -40,7 +40,7 @@ def all_of_them() -> dict[str, Any]:
             "paper": _by_the_end(),
             "sooner": _sooner(),
             "train": _on_batches(),
-            "rate": _by_rate(),
+            "setting": _by_setting(),
         },
         "fno_small": _experiment("fno_small") | {"seeds": _seeds()},
         "fno_peer": _peers(),
@@ -201,20 +201,23 @@ def _on_batches() -> dict[str, Any]:
     return errors
 
 
-def _by_rate() -> dict[str, Any]:
-    """Errors on Burgers' equation with the first seed at each learning rate, at the best value of the other setting."""
+def _by_setting() -> dict[str, Any]:
+    """Errors on Burgers' equation of every setting that was run with all seeds, means over these, by optimizer, batch
+    size, method, learning rate and, where there is one, the other setting."""
     from closedform.paper.experiments import fno
     from closedform.paper.sweeps import results
 
+    columns = ["optimizer", "batch_size", "method", *fno.SETTINGS]
     table = results.load(ROOT / "results" / "fno")
-    cell = ["optimizer", "batch_size", "method", "lr"]
-    others = [name for name in fno.SETTINGS if name != "lr"]
-    first = table[table["seed"] == 0]
-    runs = results.finished(first, [*cell, *others], select="validation", metric="test", late=True)
+    runs = results.finished(table, columns, select="validation", metric="test", late=True)
     errors: dict[str, Any] = {}
-    for row in results.best(runs, cell, others, failed=fno.FAILED).to_dict("records"):
-        of_size = errors.setdefault(row["optimizer"], {}).setdefault(str(row["batch_size"]), {})
-        of_size.setdefault(row["method"], {})[_key(float(row["lr"]))] = row["final"]
+    means = results.by_setting(runs, columns)
+    for row in means.loc[means["seeds"] == fno.SEEDS].to_dict("records"):
+        *place, last = (_key(row[column]) for column in columns if row[column] == row[column])
+        here = errors
+        for word in place:
+            here = here.setdefault(word, {})
+        here[last] = row["final"]
     return errors
 
 

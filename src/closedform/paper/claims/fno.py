@@ -13,7 +13,8 @@ grid), both rules have only these left.
 A verdict is that of the first rule; the figures give what the second says, and whether it would be the other verdict. How
 soon an error is reached is read off the curves that the first rule draws, each method counted to the first measurement at
 or below the error with which l2 ends, l2 itself as well; one measurement's difference counts for nothing. A
-comparison that the results do not hold is left out, and a batch size of the paper's that is missing is named.
+comparison that the results do not hold is left out, and a batch size of the paper's that is missing is named, as is one
+where a curve has its end alone (a small copy of results keeps no more of settings that were not the best when it was made).
 """
 
 from __future__ import annotations
@@ -84,12 +85,14 @@ class BurgersErrors:
     def sooner(self, optimizer: str, method: str, seed: int | None = None) -> dict[int, Sooner]:
         """How many times fewer steps `method` takes to the error with which l2 ends (its mean over the last fifth), each
         counted to the first measurement that is no larger; by the mean over the seeds, or by one seed at the same
-        settings."""
+        settings. A batch size where one of the two curves has its end alone is left out."""
         by_size = {}
         for size in self.final[optimizer]:
             if (optimizer, size, "l2") not in self.rows or (optimizer, size, method) not in self.rows:
                 continue
             learned, own = (self.curve(optimizer, size, one, seed) for one in ("l2", method))
+            if _is_end_alone(learned) or _is_end_alone(own):
+                continue
             late = learned["step"] > (1 - results.LAST) * learned["step"].max()
             end = learned.loc[late, "mean"].mean()
             first, there = (curve.loc[curve["mean"] <= end, "step"] for curve in (learned, own))
@@ -101,6 +104,10 @@ class BurgersErrors:
         return by_size
 
 
+def _is_end_alone(curve: pd.DataFrame) -> bool:
+    return bool(curve["step"].min() > (1 - results.LAST) * curve["step"].max())
+
+
 @dataclass(frozen=True)
 class _Verdict:
     claim: str
@@ -110,14 +117,20 @@ class _Verdict:
     beyond: bool = False
 
 
-def _at(sizes: Sequence[int], asked: Sequence[int]) -> str:
-    """
+def _at(sizes: Sequence[int], asked: Sequence[int], run: Sequence[int] | None = None) -> str:
+    """`run` has `sizes`, and those whose curves are not whole.
+
     >>> _at([8, 32], [2, 8, 32]), _at([2], [2])
     ('at batch size 8 and 32 (2 was not run)', 'at batch size 2')
+    >>> _at([8], [2, 8, 32], run=[8, 32])
+    'at batch size 8 (2 was not run; 32 has no whole curve)'
     """
-    missing = [str(size) for size in asked if size not in sizes]
-    left = f" ({text.listed(missing)} {'was' if len(missing) == 1 else 'were'} not run)" if missing else ""
-    return f"at batch size {text.listed(list(map(str, sizes)))}{left}"
+    run = sizes if run is None else run
+    missing = [str(size) for size in asked if size not in run]
+    partial = [str(size) for size in run if size not in sizes]
+    left = [f"{text.listed(missing)} {'was' if len(missing) == 1 else 'were'} not run"] if missing else []
+    left += [f"{text.listed(partial)} {'has' if len(partial) == 1 else 'have'} no whole curve"] if partial else []
+    return f"at batch size {text.listed(list(map(str, sizes)))}" + (f" ({'; '.join(left)})" if left else "")
 
 
 def _compared(
@@ -173,7 +186,8 @@ def _sooner(errors: BurgersErrors) -> list[_Verdict]:
                     f"{size}: {r.times:.1f}{' (within one measurement)' if r.times > 1 and not r.clear else ''}"
                     for size, r in ratios.items()
                 )
-                at = _at(list(ratios), experiment.BATCH_SIZES)
+                run = [size for size, row in errors.final[o].items() if {"l2", method} <= set(row)]
+                at = _at(list(ratios), experiment.BATCH_SIZES, run)
                 claim = f"{o}: {method} reaches the final error of l2 in fewer steps {at}"
                 holds = all(r.clear for r in ratios.values())
                 verdicts.append(
