@@ -310,38 +310,35 @@ def _zeros() -> dict[str, dict[str, float]]:
 
 def _images() -> dict[str, Any]:
     """On CIFAR-100: the `short` runs at their best settings, and `tried`, all of them. Under SGD, at the chosen settings:
-    the `lead` over learned cross-entropy in points of accuracy, of the means and by seed; the loss in training at the end
-    (`train`); and the `readings` of the paper's table of probabilities."""
+    the `lead` over learned cross-entropy in points of accuracy, the mean and by seed, and the `average` of the means over
+    all batch sizes and over those up to 1024 (`small`); and the `readings` of the paper's table of probabilities."""
     from closedform.paper.experiments import cifar100_report, confidence
     from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / "cifar100")
-    rows = table[(table["study"] == "methods") & (table["optimizer"] == "sgd")]
-    runs = results.finished(rows, ["batch_size", "method"], select="validation", metric="test")
-    lead: dict[str, Any] = {}
-    for size, of_size in runs.groupby("batch_size"):
-        by_seed = 100 * of_size.pivot(index="seed", columns="method", values="final")
-        for method in by_seed.columns.drop("cross-entropy"):
-            points = (by_seed[method] - by_seed["cross-entropy"]).dropna()
-            mean = by_seed[method].mean() - by_seed["cross-entropy"].mean()
+    lead: dict[str, Any] = {"average": {}, "small": {}}
+    means: dict[str, dict[int, float]] = {}
+    for size, methods in cifar100_report.leads(table).items():
+        for method, points in methods.items():
+            mean = means.setdefault(_key(method), {})[size] = statistics.fmean(points.values())
             lead.setdefault(str(size), {})[_key(method)] = {"mean": mean} | {str(s): v for s, v in points.items()}
+    for method, by_size in means.items():
+        lead["average"][method] = statistics.fmean(by_size.values())
+        if small := [mean for size, mean in by_size.items() if size <= 1024]:
+            lead["small"][method] = statistics.fmean(small)
     readings: dict[str, Any] = {}
     for part in confidence.PARTS:
         for reading in confidence.READINGS:
             for size, row in cifar100_report.confidence(table, "sgd", f"{part}_{reading}").items():
                 for method, value in row.items():
                     readings.setdefault(str(size), {}).setdefault(_key(method), {})[f"{part}_{reading}"] = value
-    loss: dict[str, Any] = {}
-    ends = results.finished(rows, ["batch_size", "method"], select="validation", metric="train")
-    for (size, method), end in ends.groupby(["batch_size", "method"])["final"].mean().items():
-        loss.setdefault(str(size), {})[_key(method)] = end
     short = {"short": _experiment("cifar100", where={"study": ["settings"]}), "tried": _tried(table)}
-    return short | {"lead": lead, "train": loss, "readings": readings}
+    return short | {"lead": lead, "readings": readings}
 
 
 def _tried(table: pd.DataFrame) -> dict[str, Any]:
-    """Accuracy and loss in training of every short run on CIFAR-100 by optimizer, batch size, method, rate and, where there
-    is one, the other setting."""
+    """Accuracy of every short run on CIFAR-100 by optimizer, batch size, method, rate and, where there is one, the other
+    setting."""
     from closedform.paper.experiments import cifar100_report
 
     tried: dict[str, Any] = {}
@@ -351,7 +348,7 @@ def _tried(table: pd.DataFrame) -> dict[str, Any]:
         place = tried
         for word in (*cell, float(rate), *(value for value in (lam, beta, ratio, forget) if value == value)):
             place = place.setdefault(_key(word), {})
-        place |= {"test": run["test"].iloc[-1], "train": run["train"].iloc[-1]}
+        place["test"] = run["test"].iloc[-1]
     return tried
 
 

@@ -222,6 +222,31 @@ def accuracies(experiment: str = "cifar100") -> str:
     return _accuracies(experiment, "methods", lambda entry, tried: f"{entry.seeds}, {tried}")
 
 
+def leads(optimizer: str = "sgd") -> str:
+    """Points of test accuracy on CIFAR-100 ahead of learned cross-entropy: the mean, in brackets by seed; bold where the
+    95 % interval of the mean leaves out 0. Last, the average over the batch sizes, where all have run."""
+    from closedform.paper.experiments import cifar100_report
+    from closedform.paper.sweeps import results
+
+    by_size = cifar100_report.leads(results.load(RESULTS.parents[1] / "results" / "cifar100"), optimizer)
+    body = []
+    for method in cifar100_report.METHODS:
+        cells, means = [], []
+        for of_size in by_size.values():
+            points = [point for _, point in sorted(of_size.get(method.key, {}).items())]
+            if not points:
+                cells.append("")
+                continue
+            means.append(statistics.fmean(points))
+            clear = abs(means[-1]) > results.half_width(points)
+            shown = f"**{means[-1]:+.1f}**" if clear else f"{means[-1]:+.1f}"
+            cells.append(f"{shown} ({', '.join(f'{point:+.1f}' for point in points)})")
+        if means:
+            average = f"{statistics.fmean(means):+.1f}" if len(means) == len(by_size) else ""
+            body.append([f"{method.label} †" if method.ours else method.label, *cells, average])
+    return _markdown(["method", *(f"{optimizer}, {size}" for size in by_size), "average"], body)
+
+
 def short_runs(experiment: str = "cifar100") -> str:
     """Test accuracy in per cent at the best setting of the short runs; in brackets how many settings were tried."""
     return _accuracies(experiment, "settings", lambda entry, tried: str(tried))
@@ -949,8 +974,8 @@ def equations_estimates() -> str:
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
-        shared_memory, fno_peer, sweep_throughput, accuracies, short_runs, settings, confidence, readings, generalized,
-        solve_time, step_overhead, step_overhead_nfnet, step_overhead_default, memory,
+        shared_memory, fno_peer, sweep_throughput, accuracies, leads, short_runs, settings, confidence, readings,
+        generalized, solve_time, step_overhead, step_overhead_nfnet, step_overhead_default, memory,
         communication, communication_step, diagnose_overhead,
         tabular_errors, tabular_wins, tabular_times, tabular_lambda, tabular_search,
         tabular_hard, tabular_columns, tabular_peers, tabular_peers_classes, tabular_peers_summary,

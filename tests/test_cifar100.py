@@ -349,6 +349,23 @@ def test_the_table_and_the_report(folder):
     assert not list(folder.glob("checkpoints/*"))
 
 
+def test_leads_are_differences_seed_by_seed(folder):
+    table = results.load(folder)
+    chosen = table[table["study"] == "methods"]
+    ends = chosen[chosen["step"] == chosen.groupby("batch_size")["step"].transform("max")]
+    accuracy = ends.set_index(["batch_size", "method", "seed"])["test"].to_dict()
+    leads = cifar100_report.leads(table)
+    seen = {(size, method, seed) for size, row in leads.items() for method, own in row.items() for seed in own}
+    assert seen == {key for key in accuracy if key[1] != "cross-entropy"}
+    for size, method, seed in seen:
+        points = 100 * (accuracy[size, method, seed] - accuracy[size, "cross-entropy", seed])
+        assert leads[size][method][seed] == pytest.approx(points)
+    assert leads[64]["proximal"].keys() == set(range(SMALL.seeds))
+    without = table[(table["method"] != "cross-entropy") | (table["seed"] > 0)]
+    assert cifar100_report.leads(without)[64]["proximal"].keys() == set(range(1, SMALL.seeds)), "no pair, no lead"
+    assert cifar100_report.leads(table[table["method"] != "cross-entropy"]) == {}
+
+
 def test_what_is_finished_is_not_run_again_and_what_is_damaged_is(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "copy")
     tasks, out = [PlannedTask(Cell("sgd", 32, "l2"))], tmp_path / "copy"

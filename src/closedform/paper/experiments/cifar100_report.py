@@ -46,6 +46,22 @@ def confidence(table: pd.DataFrame, optimizer: str = "sgd", metric: str = "confi
     return by_size
 
 
+def leads(table: pd.DataFrame, optimizer: str = "sgd") -> dict[int, dict[str, dict[int, float]]]:
+    """Points of test accuracy ahead of learned cross-entropy at the chosen settings, by batch size, method and seed. A seed
+    has the same split and order of the images for every method."""
+    rows = table.loc[(table["study"] == "methods") & (table["optimizer"] == optimizer)]
+    runs = results.finished(rows, ["batch_size", "method"], select="validation", metric="test")
+    points: dict[int, dict[str, dict[int, float]]] = {}
+    for size in sorted(set(runs["batch_size"])):
+        of_size = runs[runs["batch_size"] == size]
+        by_seed = 100 * of_size.pivot(index="seed", columns="method", values="final")
+        if "cross-entropy" in by_seed:
+            ahead = by_seed.drop(columns="cross-entropy").sub(by_seed["cross-entropy"], axis="index")
+            paired = {str(method): own.dropna().to_dict() for method, own in ahead.items()}
+            points[int(size)] = {method: own for method, own in paired.items() if own}
+    return points
+
+
 def sections(folder: Path) -> list[str]:
     """The table of largest probabilities for the report, where the folder holds this experiment."""
     if load(folder).name != "cifar100":
@@ -85,7 +101,11 @@ def experiment(table: pd.DataFrame) -> Experiment:
     epochs = {stage: int(rows["epochs"].max()) for stage, rows in table.groupby("stage")}
     figures: list[Curves | Sensitivity] = []
     if "methods" in studies:
-        figures.append(Curves("Learning curves", "Test accuracy at the chosen setting of each method.", shown))
+        caption = "Test accuracy at the chosen setting of each method."
+        for optimizer in optimizers:
+            if ((table["study"] == "methods") & (table["optimizer"] == optimizer)).any():
+                where = shown | {"optimizer": [optimizer]}
+                figures.append(Curves(f"Learning curves, {optimizer}", caption, where, rows=None))
     if "settings" in studies:
         figures += _short_runs(table, short, epochs["search"])
     ablations = {
