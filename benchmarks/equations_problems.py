@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from closedform.equations import Box, Condition, Field, Problem, features
+from closedform.equations import Box, Condition, Field, Problem, features, towards
 
 PI = math.pi
 
@@ -22,6 +22,7 @@ class Case:
     smooth: whether the solution has no layer, corner or front.
     sampler: the domain, where it is not the whole box.
     coefficients: the true numbers of an inverse problem.
+    corners: points that are named to the network.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Case:
     smooth: bool = True
     sampler: Callable[[int, torch.Generator], Tensor] | None = None
     coefficients: tuple[float, ...] = ()
+    corners: tuple[tuple[float, ...], ...] = ()
 
     def points(self, n: int = 10_000) -> Tensor:
         """Where errors are measured."""
@@ -89,29 +91,64 @@ def poisson_fast() -> Case:
     return on_square("Poisson, frequency 4", lambda u: u.laplacian, exact)
 
 
+L_BOX = Box((-1.0, -1.0), (1.0, 1.0))
+
+
+def _in_l(x: Tensor) -> Tensor:
+    return ~((x[:, 0] > 0) & (x[:, 1] < 0))
+
+
+def _l_exact(x: Tensor) -> Tensor:
+    angle = torch.atan2(x[:, 1:], x[:, :1])
+    angle = torch.where(angle < -1e-12, angle + 2 * PI, angle.clamp(min=0))
+    return x.square().sum(1, keepdim=True) ** (1 / 3) * torch.sin(2 / 3 * angle)
+
+
+def _l_outer(n: int, generator: torch.Generator) -> Tensor:
+    """A quarter of the faces of the box is not there."""
+    outer = L_BOX.faces()(4 * (n // 3 + 1), generator)
+    return outer[_in_l(outer)][:n]
+
+
+def _l_legs(n: int, generator: torch.Generator) -> Tensor:
+    """The two sides that meet at the corner."""
+    along = torch.rand(n, generator=generator, dtype=torch.float64)
+    right = torch.arange(n) % 2 == 0
+    return torch.stack([along * right, -along * ~right], 1)
+
+
 def l_shape() -> Case:
     """Laplace's equation around a corner that points inwards, where the gradient is not bounded."""
-    box = Box((-1.0, -1.0), (1.0, 1.0))
-
-    def exact(x: Tensor) -> Tensor:
-        angle = torch.atan2(x[:, 1:], x[:, :1])
-        angle = torch.where(angle < -1e-12, angle + 2 * PI, angle.clamp(min=0))
-        return x.square().sum(1, keepdim=True) ** (1 / 3) * torch.sin(2 / 3 * angle)
-
-    inside = box.where(lambda x: ~((x[:, 0] > 0) & (x[:, 1] < 0)))
+    inside = L_BOX.where(_in_l)
 
     def edge(n: int, generator: torch.Generator) -> Tensor:
-        outer = box.faces()(n, generator)
-        outer = outer[~((outer[:, 0] > 0) & (outer[:, 1] < 0))]
-        along = torch.rand(n // 4 + 1, generator=generator, dtype=torch.float64)[:, None]
-        zero = torch.zeros_like(along)
-        return torch.cat([outer, torch.cat([along, zero], 1), torch.cat([zero, -along], 1)])
+        return torch.cat([_l_outer(n, generator), _l_legs(n // 2 + 1, generator)])
 
     conditions = [
         Condition(inside, lambda u: u.laplacian, name="inside"),
-        Condition(edge, value, exact, name="edge", share=0.25),
+        Condition(edge, value, _l_exact, name="edge", share=0.25),
     ]
-    return Case("Laplace, L-shaped", Problem(conditions), box, exact, smooth=False, sampler=inside)
+    return Case("Laplace, L-shaped", Problem(conditions), L_BOX, _l_exact, smooth=False, sampler=inside)
+
+
+def l_shape_corner() -> Case:
+    """The same with the corner named: points and features are drawn in towards it, and the equation is multiplied by the
+    square of the distance, or what is left near the corner would count without bound."""
+    inside, corner = L_BOX.where(_in_l), (0.0, 0.0)
+    conditions = [
+        Condition(towards(inside, corner), lambda u: u.x.square().sum(1, keepdim=True) * u.laplacian, name="inside"),
+        Condition(_l_outer, value, _l_exact, name="outer edge", share=0.25),
+        Condition(towards(_l_legs, corner), value, name="sides of the corner", share=0.25),
+    ]
+    return Case(
+        "the same, corner named",
+        Problem(conditions),
+        L_BOX,
+        _l_exact,
+        smooth=False,
+        sampler=inside,
+        corners=(corner,),
+    )
 
 
 def helmholtz(k: float = 20.0) -> Case:
@@ -281,6 +318,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "poisson": poisson,
     "poisson_fast": poisson_fast,
     "l_shape": l_shape,
+    "l_shape_corner": l_shape_corner,
     "helmholtz": helmholtz,
     "advection_diffusion": advection_diffusion,
     "heat": heat,

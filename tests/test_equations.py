@@ -11,9 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from closedform.equations import Box, Condition, Field, Problem, Sine, best_network, features, march, network, solve
+from closedform.equations import (
+    Box,
+    Condition,
+    Field,
+    Problem,
+    Sine,
+    best_network,
+    features,
+    march,
+    network,
+    solve,
+    towards,
+)
 from closedform.equations.fields import constant
-from closedform.equations.jets import _layers, _nested, closure, partitions
+from closedform.equations.jets import _nested, closure, partitions, split
 
 from .helpers import relative
 from .scripts import load
@@ -59,7 +71,7 @@ class Residual(nn.Module):
 def test_derivatives_are_those_of_autograd(activation, D, order):
     torch.manual_seed(D)
     backbone = nn.Sequential(nn.Linear(D, 6), activation(), nn.Sequential(nn.Linear(6, 3), activation())).double()
-    assert _layers(backbone) is not None
+    assert split(backbone)[0] is None
     x = points(4, D)
     u = features(backbone, x, order=order)
     for axes in itertools.combinations_with_replacement(range(D), order):
@@ -71,15 +83,44 @@ def test_derivatives_are_those_of_autograd(activation, D, order):
 def test_any_backbone(D, order):
     torch.manual_seed(0)
     backbone = Residual(D, 3).double()
-    assert _layers(backbone) is None
+    assert split(backbone) == (backbone, [])
     x = points(4, D)
     u = features(backbone, x, order=order)
     for axes in closure(itertools.combinations_with_replacement(range(D), order)):
         assert relative(u.d(*axes), by_autograd(backbone, x, axes)) < 1e-11, axes
 
 
-def test_both_ways_give_the_same_gradient_in_the_parameters():
-    backbone = network(SQUARE, 7, hidden=(5,), seed=1)
+@pytest.mark.parametrize("corners", [((0.0, 1.0),), ((0.0, 0.0), (1.0, 0.5))])
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_derivatives_around_corners(corners, hidden):
+    """The front of such a network is no linear layer, and the rest of it is."""
+    backbone = network(SQUARE, 8, corners=corners, hidden=hidden)
+    front, layers = split(backbone)
+    assert list(front) == [backbone[0]]
+    assert layers == list(backbone)[1:]
+    x = 0.1 + 0.8 * points(5, 2)
+    u = features(backbone, x, order=3)
+    for axes in closure(itertools.combinations_with_replacement(range(2), 3)):
+        assert relative(u.d(*axes), by_autograd(backbone, x, axes)) < 1e-11, axes
+
+
+def test_a_sequence_that_does_more_than_its_layers_is_taken_as_it_is():
+    class Doubled(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    torch.manual_seed(0)
+    hooked = nn.Sequential(nn.Linear(1, 3), nn.Tanh())
+    hooked.register_forward_hook(lambda module, inputs, output: output + inputs[0])
+    for part in (Doubled(nn.Linear(1, 3), nn.Tanh()), hooked):
+        backbone = nn.Sequential(part, nn.Linear(3, 2)).double()
+        u, x = features(backbone, points(4, 1)), points(4, 1)
+        assert relative(u.second(0, 0), by_autograd(backbone, x, (0, 0))) < 1e-11
+
+
+@pytest.mark.parametrize("corners", [(), ((0.0, 0.0),)])
+def test_both_ways_give_the_same_gradient_in_the_parameters(corners):
+    backbone = network(SQUARE, 7, hidden=(5,), corners=corners, seed=1)
     x, wanted = points(6, 2), closure([(0, 0), (0, 1), (1, 1)])
     for axes in wanted:
         gradients = []
@@ -427,6 +468,47 @@ def test_a_network_is_found():
     assert error(solve(problem, chosen, steps=0), exact, 2) < 1e-2 * plain
 
 
+def test_a_corner_is_named():
+    """`r^(1/2) sin(angle / 2)` in the upper half of a square: the condition changes its kind at the origin, where the slope
+    is not bounded."""
+    half = Box([-1.0, 0.0], [1.0, 1.0])
+
+    def exact(x):
+        r = x.norm(dim=1, keepdim=True)
+        return ((r - x[:, :1]) / 2).clamp(min=0).sqrt()
+
+    def below(start):
+        def along(n, generator):
+            x = torch.rand(n, 1, generator=generator, dtype=torch.float64) + start
+            return torch.cat([x, torch.zeros_like(x)], 1)
+
+        return along
+
+    def problem(draw, distance):
+        sides = [Condition(half.face(0, end), lambda u: u.value, exact, share=0.2) for end in (0, 1)]
+        return Problem(
+            [
+                Condition(draw(half.inside), lambda u: distance(u.x) ** 2 * u.laplacian),
+                Condition(draw(below(0.0)), lambda u: u.value, share=0.2),
+                Condition(draw(below(-1.0)), lambda u: distance(u.x) * u.dx(1), share=0.2),
+                Condition(half.face(1, 1), lambda u: u.value, exact, share=0.2),
+                *sides,
+            ]
+        )
+
+    def measured(solution):
+        x = half.inside(4000, torch.Generator().manual_seed(9))
+        return relative(solution(x), exact(x))
+
+    corner = (0.0, 0.0)
+    plain = problem(lambda sampler: sampler, lambda x: torch.ones_like(x[:, :1]))
+    named = problem(lambda sampler: towards(sampler, corner), lambda x: x.norm(dim=1, keepdim=True))
+    unnamed = measured(solve(plain, best_network(plain, half, 192, trial_features=96), steps=0))
+    assert unnamed > 1e-3
+    solution = solve(named, best_network(named, half, 192, corners=[corner], trial_features=96), steps=0)
+    assert measured(solution) < 1e-2 * unnamed
+
+
 def test_slabs_of_time():
     """u' = -u + cos t over a long time, with an initial value that each slab hands on."""
 
@@ -527,6 +609,27 @@ def test_boxes():
         SQUARE.where(lambda x: x[:, 0] > 2)(5, generator)
     with pytest.raises(ValueError, match="a lower and a higher corner"):
         Box([0.0, 1.0], [1.0, 1.0])
+
+
+def test_points_towards_a_corner():
+    generator, corner = torch.Generator().manual_seed(0), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    x = towards(SQUARE.faces(1), corner.tolist(), decades=3)(4000, generator)
+    distance = (x - corner).norm(dim=1)
+    assert x.shape == (4000, 2)
+    assert bool(((x >= 0) & (x <= 1)).all())
+    for decade in (1, 2):  # a third of a half to each
+        near = (distance < 10.0**-decade) & (distance > 10.0 ** -(decade + 1))
+        assert 0.1 < float(near.double().mean()) < 0.25
+    inside = towards(SQUARE.inside, corner.tolist())(4000, generator)
+    near = (inside - corner).norm(dim=1) < 1e-2
+    angle = torch.atan2(inside[near, 1], 1 - inside[near, 0])
+    assert 0.7 < float(angle.mean()) / (PI / 4) < 1.3  # from all sides
+    with pytest.raises(ValueError, match="1 coordinates, but the sampler's have 2"):
+        towards(SQUARE.inside, [0.0])(4, generator)
+    with pytest.raises(ValueError, match="decades must be positive"):
+        towards(SQUARE.inside, [0.0, 0.0], decades=0)
+    with pytest.raises(ValueError, match="corners need 2 coordinates"):
+        network(SQUARE, 8, corners=[(0.0,)])
 
 
 def test_one_set_of_singular_values_serves_every_penalty():

@@ -20,7 +20,7 @@ The equation `u'' = -u` with `u(0) = 0` and `u'(0) = 1`:
 True
 """
 
-from .domains import Box
+from .domains import Box, towards
 from .fields import Field
 from .jets import Sine, features
 from .networks import best_network, network
@@ -42,4 +42,5 @@ __all__ = [
     "march",
     "network",
     "solve",
+    "towards",
 ]

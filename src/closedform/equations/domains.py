@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 Sampler = Callable[[int, torch.Generator], Tensor]
+DECADES = 6.0  # how near a corner matters, in powers of ten of its distance
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,33 @@ class Box:
             return torch.cat(parts)[:n]
 
         return points
+
+
+def towards(sampler: Sampler, point: Sequence[float], decades: float = DECADES) -> Sampler:
+    """The sampler with half of its points drawn in towards a corner, or whatever point the solution is not smooth at: as
+    many to each power of ten of the distance. The straight way from a point of the domain to that one must be inside.
+
+    >>> square = Box((0, 0), (1, 1))
+    >>> x = towards(square.inside, (0.0, 0.0))(1000, torch.Generator().manual_seed(0))
+    >>> bool(100 < (x.norm(dim=1) < 1e-3).sum() < 400)
+    True
+    """
+    if not decades > 0:
+        raise ValueError(f"decades must be positive, got {decades}")
+
+    def points(n: int, generator: torch.Generator) -> Tensor:
+        x = sampler(n, generator)
+        if len(point) != x.shape[1]:
+            raise ValueError(
+                f"the point {tuple(point)} has {len(point)} coordinates, but the sampler's have {x.shape[1]}"
+            )
+        centre = torch.tensor(point, dtype=x.dtype, device=x.device)
+        shrunk = 10 ** (-decades * torch.rand(len(x), 1, generator=generator, dtype=x.dtype))
+        # by chance, for evenly spread points have an order: every second one lies in one half of the box
+        shrunk[torch.rand(len(x), generator=generator) < 0.5] = 1.0
+        return centre + (x - centre) * shrunk.to(x.device)
+
+    return points
 
 
 def _even(n: int, dimension: int, generator: torch.Generator) -> Tensor:

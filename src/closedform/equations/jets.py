@@ -7,8 +7,8 @@ takes them by the formula of Faa di Bruno::
 
     d_alpha s(z) = sum over the partitions of alpha into blocks of  s^(number of blocks)(z) prod_block d_block z
 
-This is done for `nn.Sequential` of linear layers and activations; any other backbone goes through nested
-`torch.func.jvp`, which gives the same numbers with more work.
+This is done for `nn.Sequential` of linear layers and activations. Any other backbone, or the front of one up to the last
+layer that is neither, goes through nested `torch.func.jvp`, which gives the same numbers with more work.
 
 >>> backbone = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).double()
 >>> backbone[0].weight.data.fill_(1.0)
@@ -60,9 +60,9 @@ def features(
     if derivatives is None:
         derivatives = itertools.combinations_with_replacement(range(x.shape[1]), order)
     wanted = closure(derivatives)
-    layers = _layers(backbone)
-    table = _nested(backbone, x, wanted) if layers is None else _jet(layers, x, wanted)
-    return Field(x, table)
+    front, layers = split(backbone)
+    start = _coordinates(x, wanted) if front is None else _nested(front, x, wanted)
+    return Field(x, _jet(layers, start, wanted))
 
 
 def closure(derivatives: Iterable[Axes]) -> list[Axes]:
@@ -87,24 +87,44 @@ def _has_batch_statistics(part: nn.Module) -> bool:
 # ---- Sequences of linear layers and activations ------------------------------------------------------
 
 
-def _layers(backbone: Callable) -> list[nn.Module] | None:
-    """The layers one after the other, where the formulas below know each of them."""
-    if isinstance(backbone, nn.Sequential):
-        parts = [_layers(part) for part in backbone]
-        return None if any(part is None for part in parts) else [layer for part in parts for layer in part or []]
-    plain = isinstance(backbone, nn.Module) and not (backbone._forward_hooks or backbone._forward_pre_hooks)
-    known = type(backbone) in (nn.Linear, Sine, *_ENTRYWISE)
-    return [backbone] if plain and known and isinstance(backbone, nn.Module) else None
+def split(backbone: Callable[[Tensor], Tensor]) -> tuple[Callable[[Tensor], Tensor] | None, list[nn.Module]]:
+    """The front of a backbone, None where there is none, and the layers behind it, which the formulas below know."""
+    parts = _in_sequence(backbone)
+    end = max((k + 1 for k, part in enumerate(parts) if not _known(part)), default=0)
+    if end == len(parts):
+        return backbone, []
+    return (nn.Sequential(*parts[:end]) if end else None), parts[end:]
 
 
-def _jet(layers: list[nn.Module], x: Tensor, wanted: list[Axes]) -> dict[Axes, Tensor]:
-    """Every derivative through every layer. One that is zero everywhere, as second ones are before the first activation,
-    is left out."""
+def _in_sequence(backbone: Callable) -> list:
+    if not isinstance(backbone, nn.Sequential):
+        return [backbone]
+    if type(backbone).forward is not nn.Sequential.forward or _hooked(backbone):
+        return [backbone]  # it does more than its layers
+    return [layer for part in backbone for layer in _in_sequence(part)]
+
+
+def _known(layer: Callable) -> bool:
+    return isinstance(layer, nn.Module) and type(layer) in (nn.Linear, Sine, *_ENTRYWISE) and not _hooked(layer)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _coordinates(x: Tensor, wanted: list[Axes]) -> dict[Axes, Tensor]:
+    """The points themselves, whose first derivatives are the same at all of them."""
     z: dict[Axes, Tensor] = {(): x}
     for (axis,) in [axes for axes in wanted if len(axes) == 1]:
         unit = torch.zeros(1, x.shape[1], dtype=x.dtype, device=x.device)
         unit[0, axis] = 1
         z[(axis,)] = unit
+    return z
+
+
+def _jet(layers: list[nn.Module], z: dict[Axes, Tensor], wanted: list[Axes]) -> dict[Axes, Tensor]:
+    """Every derivative through every layer. One that is zero everywhere, as second ones are before the first activation,
+    is left out."""
     for layer in layers:
         z = _linear(layer, z) if isinstance(layer, nn.Linear) else _entrywise(layer, z, wanted)
     n, d = z[()].shape

@@ -3,17 +3,21 @@
 What decides is how fast the features vary over the domain: too slowly, and they cannot follow the solution; too fast, and
 there are too few of them. `network` takes that as a number, and `best_network` finds it by trying: a solve takes less than a
 second, and its residual at fresh points is an honest judge.
+
+At a corner that points inwards, or where conditions of two kinds meet, a solution behaves like a power of the distance, and
+no smooth feature follows it. Half of the features then see the logarithm of the distance and the direction instead
+(`Corners`): in these a power is smooth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .domains import Box
+from .domains import DECADES, Box
 from .jets import Sine
 from .problem import Problem
 from .solution import Solution
@@ -26,6 +30,28 @@ TRIALS: dict[type[nn.Module], tuple[float, ...]] = {
 ENOUGH = 1e-11  # a residual, in the units of the rows, below which nothing more is tried
 
 
+LOG_SLOPE, DIRECTION_SLOPE = 0.5, 2.0  # of features around a corner, at most
+NEAREST = 1e-10  # of the box: nearer to a corner nothing changes
+
+
+class Corners(nn.Module):
+    """Coordinates around corners: the position `(n, D)`, then for every corner the logarithm of the distance and the
+    direction, `(n, D + corners (1 + D))` in all."""
+
+    points: Tensor
+
+    def __init__(self, points: Sequence[Sequence[float]], size: float):
+        super().__init__()
+        self.register_buffer("points", torch.tensor(points, dtype=torch.float64))
+        self.least = NEAREST * size
+
+    def forward(self, x: Tensor) -> Tensor:
+        away = x.unsqueeze(-2) - self.points
+        square = away.square().sum(-1, keepdim=True) + self.least**2
+        around = torch.cat([square.log() / 2, away * square.rsqrt()], -1)
+        return torch.cat([x, around.flatten(-2)], -1)
+
+
 def network(
     box: Box,
     features: int = 512,
@@ -33,6 +59,7 @@ def network(
     scale: float | Sequence[float] = 1.0,
     activation: type[nn.Module] = nn.Tanh,
     hidden: Sequence[int] = (),
+    corners: Sequence[Sequence[float]] = (),
     seed: int = 0,
 ) -> nn.Sequential:
     """Layers of an activation in float64, on a box.
@@ -41,21 +68,28 @@ def network(
         `scale` for a box that goes from -1 to 1, and each unit is centred at a random point of the box (for `Sine` its phase
         is random).
     hidden: the widths of layers before the features; without one the features are `activation(linear(x))`.
+    corners: points at which the solution is not smooth. Half of the units of the first layer see the position, the others
+        the coordinates of `Corners`, one corner each.
     """
+    if any(len(corner) != box.dimension for corner in corners):
+        raise ValueError(f"corners need {box.dimension} coordinates each, as the box has, got {tuple(corners)}")
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> torch.Tensor:
         return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
 
     low, high = torch.tensor([box.low, box.high], dtype=torch.float64)
-    widths = [box.dimension, *hidden, features]
-    layers: list[nn.Module] = []
+    D, size = box.dimension, float((high - low).norm())
+    widths = [D + len(corners) * (1 + D), *hidden, features]
+    layers: list[nn.Module] = [Corners(corners, size)] if corners else []
     for k, (before, after) in enumerate(zip(widths, widths[1:])):
         layer = nn.Linear(before, after, dtype=torch.float64)
         with torch.no_grad():
             if k == 0:
-                slopes = torch.as_tensor(scale, dtype=torch.float64) * uniform(after, before) * 2 / (high - low)
-                centres = (low + high) / 2 + uniform(after, before) * (high - low) / 2
+                slopes = torch.as_tensor(scale, dtype=torch.float64) * uniform(after, D) * 2 / (high - low)
+                centres = (low + high) / 2 + uniform(after, D) * (high - low) / 2
+                if corners:
+                    slopes, centres = _around(len(corners), slopes, centres, size, uniform)
                 layer.weight.copy_(slopes)
                 layer.bias.copy_(math.pi * uniform(after) if activation is Sine else -(slopes * centres).sum(1))
             else:
@@ -65,22 +99,46 @@ def network(
     return nn.Sequential(*layers)
 
 
+def _around(
+    corners: int, slopes: Tensor, centres: Tensor, size: float, uniform: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Slopes and centres `(units, D)` for the coordinates of `Corners`: the second half of the units is for the corners, in
+    turn."""
+    units, D = slopes.shape
+    log_distance = math.log(size) + DECADES * math.log(10) * (uniform(units, corners, 1) - 1) / 2
+    around = torch.cat([LOG_SLOPE * uniform(units, corners, 1), DIRECTION_SLOPE * uniform(units, corners, D)], -1)
+    number = torch.arange(units)[:, None]
+    cornered = number >= units // 2
+    mine = cornered & (number % corners == torch.arange(corners))
+    slopes = torch.cat([slopes * ~cornered, (around * mine[:, :, None]).flatten(1)], 1)
+    return slopes, torch.cat([centres, torch.cat([log_distance, uniform(units, corners, D)], -1).flatten(1)], 1)
+
+
 def best_network(
-    problem: Problem, box: Box, features: int = 512, *, trial_features: int = 256, seed: int = 0
+    problem: Problem,
+    box: Box,
+    features: int = 512,
+    *,
+    corners: Sequence[Sequence[float]] = (),
+    trial_features: int = 256,
+    seed: int = 0,
 ) -> nn.Sequential:
     """The network of the activation and scales whose solve has the smallest residual at fresh points.
 
     First one scale for all coordinates, then a larger or smaller one for each, as long as that helps.
 
+    corners: points at which the solution is not smooth, see `network`. Around them the activation is tanh: sines of the
+        logarithm of the distance would oscillate without end.
     trial_features: of the networks that are tried, which need not be as wide as the one that is returned.
     """
 
     def solution(activation: type[nn.Module], scale: Sequence[float]) -> Solution:
-        trial = network(box, min(trial_features, features), scale=scale, activation=activation, seed=seed)
+        width = min(trial_features, features)
+        trial = network(box, width, scale=scale, activation=activation, corners=corners, seed=seed)
         return solve(problem, trial, steps=0, seed=seed)
 
     # In units of its own rows a network of fast features would always look better: its rows are longer.
-    units = solution(Sine, [4.0] * box.dimension).row_norms
+    units = solution(nn.Tanh if corners else Sine, [4.0] * box.dimension).row_norms
 
     def residual(activation: type[nn.Module], scale: Sequence[float]) -> float:
         parts = solution(activation, scale).residuals
@@ -89,7 +147,7 @@ def best_network(
 
     activation, scale, least = nn.Tanh, [1.0] * box.dimension, float("inf")
     for kind, sizes in TRIALS.items():
-        for size in sizes:
+        for size in () if corners and kind is Sine else sizes:
             left = residual(kind, [size] * box.dimension)
             if left < least:
                 activation, scale, least = kind, [size] * box.dimension, left
@@ -104,4 +162,4 @@ def best_network(
                 scale, least = candidate, left
             if least < before:  # back again would be the same trials
                 break
-    return network(box, features, scale=scale, activation=activation, seed=seed)
+    return network(box, features, scale=scale, activation=activation, corners=corners, seed=seed)

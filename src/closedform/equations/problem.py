@@ -152,9 +152,9 @@ class Problem:
         u = features(backbone, batch.x, derivatives=own)
         return Field(u.x, u.table(), there).extended()
 
-    def width(self, u: Field) -> int:
-        """The number of weights and coefficients to solve for."""
-        return len(self.unknowns) * u.value.shape[1] + len(self.coefficients)
+    def width(self, features: int) -> int:
+        """The number of weights and coefficients to solve for; the constant is one of the features."""
+        return len(self.unknowns) * features + len(self.coefficients)
 
     def guessed_fields(self, at: int, guess: Callable[[Tensor], Tensor], batch: PointBatch) -> list[Field]:
         """Functions that are known by a formula `(n, D) -> (n, unknowns)`, and coefficients that are 1."""

@@ -63,21 +63,23 @@ def solve(
     """
     if steps < 0 or points < 1 or not lr > 0:
         raise ValueError(f"expected steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
-    _check(problem, backbone)
+    width = problem.width(_check(problem, backbone) + 1)
+    final_points = max(points, 4 * width) if final_points is None else final_points
     name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
     file = None if checkpoint is None or not steps else Checkpoint(Path(checkpoint), name, every_s)
     with shown(progress, steps) as show:
         training = Training(problem, backbone, steps, points, lr, seed, start, show)
         seconds = loop.train(training, checkpoint=file)
     begin = time.perf_counter() - seconds
-    solution = _finish(problem, backbone, training, points, final_points, seed, start)
+    solution = _finish(problem, backbone, training, final_points, seed, start)
     solution.seconds = time.perf_counter() - begin
     if file is not None:
         file.path.unlink(missing_ok=True)
     return solution
 
 
-def _check(problem: Problem, backbone: nn.Module) -> None:
+def _check(problem: Problem, backbone: nn.Module) -> int:
+    """The number of the backbone's features."""
     tensors = list(backbone.parameters())
     if any(tensor.dtype != torch.float64 for tensor in tensors):
         raise ValueError(
@@ -90,6 +92,7 @@ def _check(problem: Problem, backbone: nn.Module) -> None:
         raise ValueError(f"the backbone does not take points of dimension {problem.dimension}: {wrong}") from wrong
     if phi.ndim != 2 or len(phi) != 2:
         raise ValueError(f"the backbone must make (2, features) of 2 points, got {tuple(phi.shape)}")
+    return phi.shape[1]
 
 
 # ---- Training ----------------------------------------------------------------------------------------
@@ -217,15 +220,12 @@ def _finish(
     problem: Problem,
     backbone: nn.Module,
     trained: Training,
-    points: int,
-    final_points: int | None,
+    n: int,
     seed: int,
     guess: Callable[[Tensor], Tensor] | None,
 ) -> Solution:
     """Solve on many points, choose beta on others, and measure on a third set."""
     draws = [_generator(seed, LAST + k) for k in range(3)]
-    width = problem.width(problem.features(backbone, 0, _draw(problem, backbone, 1, draws[2])[0]))
-    n = max(points, 4 * width) if final_points is None else final_points
     batches, other, fresh = (_draw(problem, backbone, count, draw) for count, draw in zip((n, n // 2, n // 2), draws))
     at_points, at_other, at_fresh = (system.fields(problem, backbone, part) for part in (batches, other, fresh))
     beta = 0.0

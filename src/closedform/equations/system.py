@@ -79,4 +79,4 @@ def target_size(
 ) -> Tensor:
     """The loss of the zero function: what the residuals are measured against."""
     u = at_points[0]
-    return loss(problem, at_points, batches, u.x.new_zeros(problem.width(u)), scales)
+    return loss(problem, at_points, batches, u.x.new_zeros(problem.width(u.value.shape[1])), scales)
