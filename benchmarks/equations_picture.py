@@ -24,7 +24,7 @@ WAYS = {  # colour and mark
     "deepxde": ("#d97706", "^"),
     "spectral": ("#7c3aed", "x"),
 }
-SHOWN = ("poisson_fast", "l_shape", "advection_diffusion", "burgers")
+SHOWN = ("poisson_fast", "l_shape_corner", "advection_diffusion", "burgers")
 
 
 def curves(out: Path, results: Path = RESULTS / "equations.json") -> None:
@@ -36,7 +36,8 @@ def curves(out: Path, results: Path = RESULTS / "equations.json") -> None:
     figure = Figure(figsize=(10, 2.3 * height), layout="constrained")
     panels = figure.subplots(height, 4, squeeze=False).ravel()
     for panel, row in zip(panels, rows):
-        panel.set(yscale="log", ylim=(1e-15, 30), title=row["title"])
+        panel.set(yscale="log", ylim=(1e-15, 30))
+        panel.set_title(row["title"], fontsize=10)
         panel.grid(alpha=0.3)
         for way, (colour, mark) in WAYS.items():
             if row[way]:
@@ -59,11 +60,12 @@ def fields(out: Path, side: int = 160) -> None:
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     for name, (above, below) in zip(SHOWN, figure.subplots(2, len(SHOWN)).T):
         case = CASES[name]()
-        solution = solve(case.problem, best_network(case.problem, case.box, FEATURES), steps=0)
+        backbone = best_network(case.problem, case.box, FEATURES, corners=case.corners)
+        solution = solve(case.problem, backbone, steps=0)
         axes = [torch.linspace(a, b, side, dtype=torch.float64) for a, b in zip(case.box.low, case.box.high)]
         x = torch.cartesian_prod(*axes)
         u, truth = solution(x), case.exact(x)
-        if name == "l_shape":
+        if name.startswith("l_shape"):
             u[(x[:, 0] > 0) & (x[:, 1] < 0)] = float("nan")
         extent = (case.box.low[0], case.box.high[0], case.box.low[1], case.box.high[1])
         options = {"origin": "lower", "extent": extent, "aspect": "auto"}

@@ -141,7 +141,7 @@ def l_shape_corner() -> Case:
         Condition(towards(_l_legs, corner), value, name="sides of the corner", share=0.25),
     ]
     return Case(
-        "the same, corner named",
+        "L-shaped, corner named",
         Problem(conditions),
         L_BOX,
         _l_exact,

@@ -659,10 +659,12 @@ def test_the_page_has_the_committed_results():
 
 def test_the_page_runs():
     page = (ROOT / "docs" / "differential.md").read_text(encoding="utf-8")
-    space = {}
+    space, residuals = {}, []
     for block in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(block.replace("features=512", "features=64"), space)  # the page is ours
-    assert space["solution"].relative_residual < 1e-2
+        residuals.append(space["solution"].relative_residual)
+    assert residuals[0] < 1e-2  # a smooth solution
+    assert residuals[-1] < 0.2  # around a corner
 
 
 def test_the_problems_of_the_benchmark_have_the_solutions_that_it_says(monkeypatch):
