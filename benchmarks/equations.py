@@ -65,7 +65,7 @@ def solved(case: Case, features: int) -> tuple[dict, nn.Sequential]:
         "seconds": seconds,
         "choosing_s": chosen_s,
         "features": features,
-        "activation": type(backbone[1]).__name__,
+        "activation": type(backbone[-1]).__name__,
         "slopes": [round(slope, 2) for slope in slopes],
         "relative_residual": solution.relative_residual,
         "spread": solution.spread,
@@ -330,8 +330,10 @@ def compare(name: str, quick: bool) -> dict:
 
 
 def version(quick: bool) -> str:
-    """Names what makes the rows: the settings and the code of the solver, without its comments and docstrings."""
-    sources = sorted(Path(closedform.equations.__file__).parent.glob("*.py"))
+    """Names what makes the rows: the settings and the code of the solver, the problems and the peers, without comments and
+    docstrings."""
+    here = [Path(__file__), Path(__file__).with_name("equations_problems.py")]
+    sources = [*sorted(Path(closedform.equations.__file__).parent.glob("*.py")), *here]
     return code(sources, quick, FEATURES, TRAINED_FEATURES, STEPS, LEAST_S)
 
 

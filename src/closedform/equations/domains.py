@@ -25,6 +25,8 @@ class Box:
     high: Sequence[float]
 
     def __post_init__(self) -> None:
+        if not all(isinstance(side, Sequence) for side in (self.low, self.high)):
+            raise ValueError(f"a box needs two corners, each a sequence of numbers, got {self.low} and {self.high}")
         if len(self.low) != len(self.high) or not all(a < b for a, b in zip(self.low, self.high)):
             raise ValueError(f"a box needs a lower and a higher corner, got {self.low} and {self.high}")
 
@@ -39,6 +41,10 @@ class Box:
 
     def face(self, axis: int, end: int) -> Sampler:
         """The sampler of one face: `end` 0 is the low one, 1 the high one."""
+        if not 0 <= axis < self.dimension or end not in (0, 1):
+            raise ValueError(
+                f"a face has an axis of 0 to {self.dimension - 1} and an end of 0 or 1, got {axis} and {end}"
+            )
         value = (self.low, self.high)[end][axis]
 
         def points(n: int, generator: torch.Generator) -> Tensor:
@@ -65,7 +71,12 @@ class Box:
             parts, count, tries = [], 0, 2 * n
             while count < n:
                 x = self.inside(tries, generator)
-                parts.append(x[condition(x)])
+                holds = condition(x)
+                if holds.shape != (len(x),) or holds.dtype != torch.bool:
+                    raise ValueError(
+                        f"the condition must give a truth value for each of {len(x)} points, got {holds.shape}"
+                    )
+                parts.append(x[holds])
                 count += len(parts[-1])
                 if count == 0 and (tries := 4 * tries) > 1_000_000:
                     raise ValueError(f"the condition holds at none of {tries // 4} points of {self}")
@@ -83,8 +94,11 @@ def towards(sampler: Sampler, point: Sequence[float], decades: float = DECADES) 
     >>> bool(100 < (x.norm(dim=1) < 1e-3).sum() < 400)
     True
     """
-    if not decades > 0:
-        raise ValueError(f"decades must be positive, got {decades}")
+    if not callable(sampler) or not isinstance(point, Sequence) or not decades > 0:
+        raise ValueError(
+            f"towards needs a sampler, a point and a positive number of decades, got {type(sampler).__name__}, {point} and "
+            f"{decades}"
+        )
 
     def points(n: int, generator: torch.Generator) -> Tensor:
         x = sampler(n, generator)

@@ -49,6 +49,11 @@ def fit_layer(
                 f"the conditions give {A.shape[0]} rows for {A.shape[1]} weights; take more points or a backbone with fewer "
                 f"features"
             )
+        if not bool(A.isfinite().all() and b.isfinite().all()):
+            raise ValueError(
+                "the rows of the conditions are not finite at the features as they are"
+                + ("" if problem.linear else " and the solution so far; give Newton's method a first guess (start=)")
+            )
         rows = compressed(A, b)
         weights = pick(rows, scales)
         if fit is not None:

@@ -71,15 +71,20 @@ def network(
     corners: points at which the solution is not smooth. Half of the units of the first layer see the position, the others
         the coordinates of `Corners`, one corner each.
     """
-    if any(len(corner) != box.dimension for corner in corners):
-        raise ValueError(f"corners need {box.dimension} coordinates each, as the box has, got {tuple(corners)}")
+    D = box.dimension
+    if any(not isinstance(corner, Sequence) or len(corner) != D for corner in corners):
+        raise ValueError(f"corners must be a list of points with {D} coordinates each, as the box has, got {corners}")
+    if isinstance(scale, Sequence) and len(scale) != D:
+        raise ValueError(f"scale needs one value or {D}, as the box has coordinates, got {scale}")
+    if min([features, *hidden]) < 1 or (hidden or [features])[0] // 2 < len(corners):
+        raise ValueError(f"expected at least one unit a layer and two a corner, got {[*hidden, features]}")
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> torch.Tensor:
         return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
 
     low, high = torch.tensor([box.low, box.high], dtype=torch.float64)
-    D, size = box.dimension, float((high - low).norm())
+    size = float((high - low).norm())
     widths = [D + len(corners) * (1 + D), *hidden, features]
     layers: list[nn.Module] = [Corners(corners, size)] if corners else []
     for k, (before, after) in enumerate(zip(widths, widths[1:])):

@@ -20,14 +20,13 @@ def probe(problem: Problem, condition: Condition, batch: PointBatch) -> tuple[li
     """The derivatives that an operator takes, at the points and at their partners; a ValueError where it is not linear
     though it should be, or where the target does not fit it."""
     asked: tuple[set[Axes], set[Axes]] = (set(), set())
-    functions, numbers = len(problem.unknowns), len(problem.coefficients)
-
-    def trial(seed: int) -> list[Field]:
-        fields = [_random(batch, asked, seed=2 * k + seed) for k in range(functions)]
-        return fields + [constant(batch.x, 1.5 + k + seed, batch.partner) for k in range(numbers)]
-
-    u, v = trial(0), trial(1)
+    u, v = (trial(problem, batch, seed, asked) for seed in (0, 1))
     of_u = problem.apply(condition, u)
+    if of_u.shape[1] != 1:
+        raise ValueError(
+            f"the operator of {condition.name!r} gives {of_u.shape[1]} columns for one function; expected one (coefficients "
+            f"that vary have the shape (n, 1), as u.x[:, :1] has; several equations are several conditions)"
+        )
     if condition.linear:
         _check_linear(problem, condition, u, v)
     if isinstance(batch.target, Tensor) and batch.target.shape != (len(of_u), 1):
@@ -38,6 +37,12 @@ def probe(problem: Problem, condition: Condition, batch: PointBatch) -> tuple[li
     return closure(asked[0]), closure(asked[1]) if asked[1] else []
 
 
+def trial(problem: Problem, batch: PointBatch, seed: int, asked: tuple[set[Axes], set[Axes]]) -> list[Field]:
+    """Functions and coefficients to try an operator on; `asked` gets the derivatives that it takes."""
+    functions = [_random(batch, asked, seed=2 * k + seed) for k in range(len(problem.unknowns))]
+    return functions + [constant(batch.x, 1.5 + k + seed, batch.partner) for k in range(len(problem.coefficients))]
+
+
 def _check_linear(problem: Problem, condition: Condition, u: list[Field], v: list[Field]) -> None:
     of_u, of_v = problem.apply(condition, u), problem.apply(condition, v)
     size = float(of_u.abs().max() + of_v.abs().max())
@@ -46,13 +51,16 @@ def _check_linear(problem: Problem, condition: Condition, u: list[Field], v: lis
         raise ValueError(
             f"the operator of {condition.name!r} is not zero for u = 0; what does not depend on u belongs in the target"
         )
-    together = problem.apply(condition, [combined(a, b, 2.0, -3.0) for a, b in zip(u, v)])
-    gap = float((together - (2 * of_u - 3 * of_v)).abs().max())
-    if not gap <= _TOLERANCE * size:
-        raise ValueError(
-            f"the operator of {condition.name!r} is not linear: L(2u - 3v) and 2 L(u) - 3 L(v) differ by {gap:.1e}; "
-            f"with linear=False it is solved by Newton's method"
-        )
+    if not size < float("inf"):
+        raise ValueError(f"the operator of {condition.name!r} gives numbers that are not finite")
+    for c in (1.0, 1e6, 1e-6):  # a small term that is not linear shows where u is large
+        together = problem.apply(condition, [combined(a, b, 2 * c, -3 * c) for a, b in zip(u, v)])
+        gap = float((together - c * (2 * of_u - 3 * of_v)).abs().max())
+        if not gap <= _TOLERANCE * c * size:
+            raise ValueError(
+                f"the operator of {condition.name!r} is not linear: L({2 * c:g} u - {3 * c:g} v) and {2 * c:g} L(u) - "
+                f"{3 * c:g} L(v) differ by {gap:.1e}; with linear=False it is solved by Newton's method"
+            )
 
 
 def _random(batch: PointBatch, asked: tuple[set[Axes], set[Axes]], seed: int) -> Field:

@@ -47,6 +47,10 @@ class Condition:
     share: float = 1.0
     name: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.weight > 0 or not self.share > 0:
+            raise ValueError(f"a condition needs a positive weight and share, got {self.weight} and {self.share}")
+
 
 class PointBatch(NamedTuple):
     """The points of one condition, with what the operator should give there: a number, or a value a row `(r, 1)`."""
@@ -54,6 +58,10 @@ class PointBatch(NamedTuple):
     x: Tensor
     partner: Tensor | None
     target: float | Tensor
+
+    def first(self, n: int) -> PointBatch:
+        """The first n points; the target is that of all, where it has a value a row."""
+        return PointBatch(self.x[:n], None if self.partner is None else self.partner[:n], self.target)
 
     def to(self, device: torch.device) -> PointBatch:
         partner = None if self.partner is None else self.partner.to(device)
@@ -76,6 +84,11 @@ class Problem:
     derivatives: list[tuple[list[Axes], list[Axes]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for what in ("unknowns", "coefficients"):
+            if isinstance(names := getattr(self, what), str):
+                raise ValueError(f"{what} must be a sequence of names, as in ({names!r},), got the text {names!r}")
+        if isinstance(self.conditions, Condition):
+            raise ValueError("a problem needs a list of conditions, got a single one")
         if not self.conditions or not self.unknowns:
             raise ValueError(
                 f"a problem needs conditions and unknowns, got {len(self.conditions)} and {len(self.unknowns)}"
@@ -111,28 +124,41 @@ class Problem:
         return [self._draw(condition, max(1, round(n * condition.share)), generator) for condition in self.conditions]
 
     def _draw(self, condition: Condition, n: int, generator: torch.Generator) -> PointBatch:
-        fixed = isinstance(condition.points, Tensor)
-        x = condition.points if isinstance(condition.points, Tensor) else condition.points(n, generator)
-        if not isinstance(x, Tensor) or x.ndim != 2 or len(x) == 0:
-            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"the points of {condition.name!r} must be a tensor (n, D), got {shape}")
-        x = x.double()
-        target = condition.target
-        if isinstance(target, Tensor) and not fixed:
-            raise ValueError(
-                f"{condition.name!r} has a sampler, so its target must be a number or a function of the points"
-            )
-        if callable(target):
-            target = target(x)
-        if isinstance(target, Tensor):
-            target = target.double().reshape(len(target) if target.ndim else 1, -1)
-        return PointBatch(x, None if condition.partner is None else condition.partner(x).double(), target)
+        fixed, target = not callable(condition.points), condition.target
+        x = condition.points(n, generator) if callable(condition.points) else condition.points
+        x = _numbers(x, f"the points of {condition.name!r}")
+        if x.ndim != 2 or len(x) == 0:
+            raise ValueError(f"the points of {condition.name!r} must be a tensor (n, D), n > 0, got {tuple(x.shape)}")
+        target = target(x) if callable(target) else target
+        if not isinstance(target, (int, float)):
+            target = _numbers(target, f"the target of {condition.name!r}")
+            if not fixed and not callable(condition.target):
+                raise ValueError(
+                    f"{condition.name!r} has a sampler, so its target must be a number or a function of the points"
+                )
+            target = target.reshape(len(target) if target.ndim else 1, -1)
+        elif not abs(target) < float("inf"):
+            raise ValueError(f"the target of {condition.name!r} must be finite, got {target}")
+        partner = None
+        if condition.partner is not None:
+            partner = _numbers(condition.partner(x), f"the partners of {condition.name!r}")
+            if partner.shape != x.shape:
+                raise ValueError(
+                    f"the partners of {condition.name!r} have the shape {tuple(partner.shape)}, its points {tuple(x.shape)}"
+                )
+        return PointBatch(x, partner, target)
 
     # ---- Operators ----
 
     def apply(self, condition: Condition, fields: Sequence[Field]) -> Tensor:
         """The operator on these functions and coefficients."""
-        value = condition.operator(*fields)
+        try:
+            value = condition.operator(*fields)
+        except TypeError as wrong:
+            raise ValueError(
+                f"the operator of {condition.name!r} fails for {len(self.unknowns)} unknowns and {len(self.coefficients)} "
+                f"coefficients: {wrong}"
+            ) from wrong
         if not isinstance(value, Tensor) or value.ndim != 2:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
@@ -205,3 +231,14 @@ class Problem:
         """What the operator gives for these weights, less what it should."""
         value = self.apply(self.conditions[at], self.solved_fields(u, weights, batch))
         return value - batch.target
+
+
+def _numbers(values: object, what: str) -> Tensor:
+    """Points or targets in float64."""
+    try:
+        numbers = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as wrong:
+        raise ValueError(f"{what} must be a tensor, got {type(values).__name__}") from wrong
+    if not bool(numbers.isfinite().all()):
+        raise ValueError(f"{what} must be finite, got NaN or infinity among them")
+    return numbers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,9 @@ class March:
     slabs: list[Solution]
 
     def __call__(self, x: Tensor) -> Tensor:
-        edges = torch.tensor(self.times[1:-1], dtype=torch.float64)
-        slab = torch.bucketize(x[:, -1].contiguous().double(), edges)
-        out = x.new_empty(len(x), len(self.slabs[0].weights), dtype=torch.float64)
+        x = x.to(self.slabs[0].weights)
+        slab = torch.bucketize(x[:, -1].contiguous(), x.new_tensor(self.times[1:-1]))
+        out = x.new_empty(len(x), len(self.slabs[0].weights))
         for k in slab.unique().tolist():
             out[slab == k] = self.slabs[k](x[slab == k])
         return out
@@ -41,12 +42,18 @@ def march(times: Sequence[float], build: Build, **options) -> March:
     times: the edges of the slabs, from the first time to the last.
     build: `(begin, end, before) -> (problem, backbone)` of the slab between two times. `before` is the solution of the slab
         before, whose values at `begin` are the initial condition; None in the first slab.
-    options: those of `solve`, for every slab.
+    options: those of `solve`, for every slab. Of a `checkpoint` there is a file for each slab, with its number behind the
+        name: all are removed at the end.
     """
     if len(times) < 2 or not all(a < b for a, b in zip(times, times[1:])):
         raise ValueError(f"the edges of slabs must be two or more times that increase, got {list(times)}")
     slabs: list[Solution] = []
-    for begin, end in zip(times, times[1:]):
+    checkpoint = options.pop("checkpoint", None)
+    files = [] if checkpoint is None else [Path(f"{checkpoint}.{k}") for k in range(len(times) - 1)]
+    for k, (begin, end) in enumerate(zip(times, times[1:])):
         problem, backbone = build(begin, end, slabs[-1] if slabs else None)
-        slabs.append(solve(problem, backbone, **options))
+        kept = {"checkpoint": files[k], "keep_checkpoint": True} if files else {}
+        slabs.append(solve(problem, backbone, **options, **kept))
+    for file in files:
+        file.unlink(missing_ok=True)
     return March(times, slabs)

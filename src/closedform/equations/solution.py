@@ -25,8 +25,8 @@ class Solution:
         points, where they are fixed).
     row_norms: for each condition the root mean square of the norms of its rows, which it was divided by.
     relative_residual: the residuals of all conditions, balanced as in the solve, in relation to the targets.
-    spread: the relative difference, at fresh points of the first condition, from the solution without an eighth of the
-        features. Where the solution is smooth it is of the order of the error; at fronts and corners it can be far below.
+    spread: the relative difference, at fresh points of all conditions, from the solution without an eighth of the features.
+        Where the solution is smooth it is of the order of the error; at fronts and corners it can be far off.
     beta: the ridge penalty that was chosen, relative to the sum of the squared rows; 0 is the minimum-norm solution.
     losses: the loss of every training step.
     """
@@ -47,7 +47,7 @@ class Solution:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         parts = []
-        for part in x.to(self.weights).split(_CHUNK):
+        for part in self._points(x).split(_CHUNK):
             phi = features(self.backbone, part, order=0).extended().value
             parts.append(phi @ self.weights.T)
         return torch.cat(parts)
@@ -55,8 +55,14 @@ class Solution:
     @torch.no_grad()
     def fields(self, x: Tensor, derivatives: Iterable[Axes]) -> list[Field]:
         """Every unknown function with these derivatives at the points, as the operators see it: entries `(n, 1)`."""
-        u = features(self.backbone, x.to(self.weights), derivatives=derivatives).extended()
+        u = features(self.backbone, self._points(x), derivatives=derivatives).extended()
         return [u.contracted(weights) for weights in self.weights]
+
+    def _points(self, x: Tensor) -> Tensor:
+        x = torch.as_tensor(x).to(self.weights)
+        if x.ndim != 2 or x.shape[1] != self.problem.dimension:
+            raise ValueError(f"points must have the shape (n, {self.problem.dimension}), got {tuple(x.shape)}")
+        return x
 
     def __str__(self) -> str:
         lines = [

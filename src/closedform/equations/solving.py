@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from ..stack.loop import Checkpoint, Trainable
 from ..stack.optimizers import cosine
 from ..stack.states import optimizer_state, prefixed, restore_optimizer, under
 from . import system
+from .checks import check_backbone, fingerprint
 from .fitting import Fit, fit_layer
 from .layer import chosen, compressed, solved
 from .problem import PointBatch, Problem
@@ -31,6 +33,7 @@ from .solution import Solution
 
 TRAINING_BETA = 1e-14  # relative: singular values below 1e-7 of the largest are damped, and the gradient is less noisy
 FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 40  # before the first step of the backbone, and in the last solve
+STUCK = 0.5  # a relative residual above which a nonlinear problem counts as not solved
 LAST = 500_000  # the seeds of the last solve's points, apart from those of the steps
 
 
@@ -47,6 +50,7 @@ def solve(
     progress: Progress | bool = True,
     checkpoint: str | Path | None = None,
     every_s: float = 60.0,
+    keep_checkpoint: bool = False,
 ) -> Solution:
     """Train the backbone in place for `steps` steps, then solve once on many points.
 
@@ -59,40 +63,32 @@ def solve(
         `closedform.equations`; False shows nothing; a function is called after each step with the step, the number of
         steps, and the loss.
     checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
-        and ends with the same numbers. It is removed at the end.
+        and ends with the same numbers. It is removed at the end, unless `keep_checkpoint`: the same call then takes the
+        trained backbone from it. A file of another problem or backbone is refused.
     """
-    if steps < 0 or points < 1 or not lr > 0:
-        raise ValueError(f"expected steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
-    width = problem.width(_check(problem, backbone) + 1)
+    if not isinstance(steps, int) or steps < 0 or points < 1 or not lr > 0:
+        raise ValueError(f"expected whole steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
+    width = problem.width(check_backbone(problem, backbone, trained=steps > 0) + 1)
     final_points = max(points, 4 * width) if final_points is None else final_points
-    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}"
+    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}, {fingerprint(problem, backbone)}"
     file = None if checkpoint is None or not steps else Checkpoint(Path(checkpoint), name, every_s)
     with shown(progress, steps) as show:
         training = Training(problem, backbone, steps, points, lr, seed, start, show)
         seconds = loop.train(training, checkpoint=file)
+    if file is not None:  # the last solve may take long, too
+        file.save(training, seconds)
     begin = time.perf_counter() - seconds
     solution = _finish(problem, backbone, training, final_points, seed, start)
     solution.seconds = time.perf_counter() - begin
-    if file is not None:
+    if file is not None and not keep_checkpoint:
         file.path.unlink(missing_ok=True)
-    return solution
-
-
-def _check(problem: Problem, backbone: nn.Module) -> int:
-    """The number of the backbone's features."""
-    tensors = list(backbone.parameters())
-    if any(tensor.dtype != torch.float64 for tensor in tensors):
-        raise ValueError(
-            f"the backbone has {tensors[0].dtype} parameters, but equations need float64: call backbone.double()"
+    if not problem.linear and not solution.relative_residual < STUCK:
+        warnings.warn(
+            f"Newton's method ended with {solution.relative_residual:.1g} of the targets left over; give it a first guess "
+            "(start=) near the solution, or more features",
+            stacklevel=2,
         )
-    device = tensors[0].device if tensors else torch.device("cpu")
-    try:
-        phi = backbone(torch.zeros(2, problem.dimension, dtype=torch.float64, device=device))
-    except RuntimeError as wrong:
-        raise ValueError(f"the backbone does not take points of dimension {problem.dimension}: {wrong}") from wrong
-    if phi.ndim != 2 or len(phi) != 2:
-        raise ValueError(f"the backbone must make (2, features) of 2 points, got {tuple(phi.shape)}")
-    return phi.shape[1]
+    return solution
 
 
 # ---- Training ----------------------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def _finish(
     numbers = fit.weights[functions * d :].tolist()
     return Solution(
         problem,
-        backbone,
+        copy.deepcopy(backbone),  # whoever trains it further does not change this solution
         fit.weights[: functions * d].reshape(functions, d),
         dict(zip(problem.coefficients, numbers)),
         {
@@ -258,7 +254,7 @@ def _finish(
             for condition, scale, count in zip(problem.conditions, fit.scales, fit.counts)
         },
         math.sqrt(float(left) / max(float(system.target_size(problem, at_fresh, fresh, fit.scales)), 1e-300)),
-        _spread(problem, fit, beta, at_fresh[0].value),
+        _spread(problem, fit, beta, torch.cat([u.value for u in at_fresh])),
         beta,
         sum(fit.counts),
         trained.losses,
