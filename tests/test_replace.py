@@ -31,6 +31,13 @@ def test_replacing_needs_a_layer_of_its_own():
         cf.replace_last_linear(nn.Sequential(nn.ReLU()))
     with pytest.raises(ValueError, match="itself an nn.Linear"):
         cf.replace_last_linear(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="itself a 1x1 convolution"):
+        cf.replace_last_linear(nn.Conv2d(2, 2, 1))
+    for name in ("2", "0.weight", "body.out"):
+        with pytest.raises(ValueError, match=rf"no layer '{name}'.* 0, 1.0$"):
+            cf.replace_last_linear(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2))), name)
+    with pytest.raises(ValueError, match="no layer 'fc'.*none"):
+        cf.replace_last_linear(nn.Sequential(nn.ReLU()), "fc")
     tied = nn.ModuleDict({"embedding": nn.Embedding(7, 3), "out": nn.Linear(3, 7)})
     tied["out"].weight = tied["embedding"].weight
     with pytest.raises(ValueError, match=r"shares its weight with embedding\.weight"):
@@ -50,6 +57,22 @@ def test_a_layer_that_cannot_be_replaced_is_named():
     hooked[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="Linear with hooks"):
         cf.replace_last_linear(hooked)
+
+
+def test_a_convolution_in_three_dimensions_is_not_supported():
+    x, wide, last = torch.randn(1, 3, 4, 4, 4), nn.Conv3d(3, 8, 3), nn.Conv3d(8, 2, 1)
+    unsupported = pytest.raises(ValueError, match="nn.Conv3d is not supported, nn.Conv1d and nn.Conv2d are")
+    for model in (nn.Sequential(wide, last), nn.Sequential(nn.Linear(4, 4), wide, last)):
+        with unsupported:
+            cf.replace_last_linear(model, example=x)
+        with unsupported:
+            cf.replace_last_linear(model, str(len(model) - 1))
+    with unsupported:
+        cf.replace_last_linear(nn.Sequential(wide, last))
+    with unsupported:
+        cf.replace_last_linear(nn.Sequential(nn.Linear(4, 4), last))
+    with pytest.raises(ValueError, match="no 1x1 convolution$"):
+        cf.replace_last_linear(nn.Sequential(wide))
 
 
 def test_replacing_twice_changes_the_rule():
@@ -76,7 +99,7 @@ class ClassifierFirst(nn.Module):
     def forward(self, x):
         if self.branch and x.sum() > 1e9:  # a look at values: the code cannot be traced
             return x
-        return F.log_softmax(self.classifier(self.body(x)), -1)
+        return self.classifier(self.body(x))
 
 
 def test_the_code_says_which_layer_is_last():
@@ -103,6 +126,109 @@ def test_an_example_is_followed_to_the_layer_that_makes_the_output(form, frozen)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.allclose(model.eval()(x), before)
+
+
+class Scale(nn.Module):
+    """A layer with weights that is not torch.nn's; `branch` makes code that cannot be traced."""
+
+    def __init__(self, branch: bool = False):
+        super().__init__()
+        self.factor, self.branch = nn.Parameter(torch.ones(2)), branch
+
+    def forward(self, x):
+        return x if self.branch and x.sum() > 1e9 else x * self.factor
+
+
+class Custom(nn.Module):
+    """One linear layer and `other`, called in the way that `call` says; counts its calls in a buffer."""
+
+    def __init__(self, call, other):
+        super().__init__()
+        self.head, self.other, self.call = nn.Linear(2, 2), other, call
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.call(self, x)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "follower"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.GELU(), nn.Conv2d(8, 2, 3)), "0", "2"),
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LayerNorm(2)), "2", "3"),
+        (nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.Sequential(Scale())), "0.0", "1.0"),
+        (nn.Sequential(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), nn.Tanh(), Scale(branch=True)), "0.0", "2"),
+        (Custom(lambda model, x: model.other(model.head(x)).relu(), nn.PReLU()), "head", "other"),
+        (Custom(lambda model, x: model.head(x) @ model.other, nn.Parameter(torch.eye(2))), "head", "other"),
+    ],
+)
+def test_a_layer_with_weights_of_its_own_may_not_come_after_the_last_linear_one(model, layer, follower):
+    before = model.get_submodule(layer)
+    with pytest.raises(ValueError, match=rf"^{layer} does not make .* {follower} comes after it.*; name='{layer}'"):
+        cf.replace_last_linear(model)
+    assert model.get_submodule(layer) is before
+    assert cf.replace_last_linear(model, layer) is model.get_submodule(layer)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: model.head(model.other(x)),
+        lambda model, x: model.head(x) + model.other(x),
+        lambda model, x: model.head(model.other(model.head(x))),
+        lambda model, x: model.head(model.other(x) if x.sum() > 0 else x),
+    ],
+)
+def test_layers_with_weights_elsewhere_in_the_code_are_fine(call):
+    model = Custom(call, nn.LayerNorm(2))
+    assert cf.replace_last_linear(model) is model.head
+    assert model.calls == 0
+
+
+CHANGES = {
+    "softmax": nn.Softmax(-1),
+    "log-softmax": nn.LogSoftmax(-1),
+    "sigmoid": nn.Sigmoid(),
+    "in place": nn.ReLU(inplace=True),
+    "upsample": nn.Upsample(scale_factor=2),
+    "mean": nn.AvgPool1d(3),
+    "batch norm": nn.BatchNorm1d(5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_example_shows_that_the_model_changes_the_output_of_the_layer(change, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), CHANGES[change]).to(dtype)
+    with pytest.raises(ValueError, match=r"changes the output of 2 .* softmax; name='2'"):
+        cf.replace_last_linear(model, example=torch.randn(64, 5, 4, dtype=dtype))
+    assert type(model[2]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda head, x: head(x).mT.reshape(-1),
+        lambda head, x: head(x)[:, 1:, 0],
+        lambda head, x: head(x).bfloat16(),
+        lambda head, x: torch.stack([head(x[:, i]) for i in range(5)], 1),
+        lambda head, x: {"loss": head(x).square().mean(), "parts": [head(x)]},
+        lambda head, x: (head(x).softmax(-1), head(x)),
+        lambda head, x: torch.view_as_complex(head(x)),
+        lambda head, x: (head(x), head.bias.exp()),
+    ],
+)
+def test_a_model_may_reshape_choose_and_cast_the_values_of_the_layer(call):
+    model = Custom(lambda model, x: call(model.head, model.other(x)), nn.Linear(4, 2))
+    assert cf.replace_last_linear(model, example=torch.randn(3, 5, 4)) is model.head
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_example_goes_through_functions_in_place_and_models_without_values(device):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).to(device)
+    assert cf.replace_last_linear(model, example=torch.randn(5, 4, device=device)) is model[2]
 
 
 class TwoOutputs(nn.Module):
