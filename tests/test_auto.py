@@ -7,7 +7,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import filters, route
-from closedform.solver.auto import BOUNDED_BATCHES, BOUNDED_ROWS, SHARPNESS
+from closedform.solver.auto import BOUNDED_BATCHES, BOUNDED_ROWS, SCARCE, SHARPNESS
 
 from .helpers import matrix, problem, relative
 
@@ -49,7 +49,9 @@ def slowly(rule, batches):
                 A[k] = gamma * A[k] + G + torch.diag(hold * (1 - gamma) * units)
                 A[k][at, at] += leak * size / min(filters.LEAKING, size)
             W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ E).T
-        w = (s / s.min()) ** -SHARPNESS if t else torch.ones(K, dtype=torch.float64)
+        gamma = torch.tensor(rule.forget, dtype=torch.float64)
+        handicapped = s * (1 + rule.handicap * (1 - gamma).sqrt() * min(1.0, SCARCE * size / len(phi)))
+        w = (handicapped / handicapped.min()) ** -SHARPNESS if t else torch.ones(K, dtype=torch.float64)
         w = w / w.sum()
     return sum(share * one for share, one in zip(w, W)), w, torch.stack(W)
 
@@ -95,15 +97,32 @@ def test_the_memory_is_as_long_as_the_truth_is_still():
     assert lengths[1] < 3
 
 
-def test_it_predicts_about_as_well_as_the_best_of_its_memories():
+def test_it_predicts_a_stream_about_as_well_as_the_best_of_its_memories():
     for change in (0.0, 0.01, 0.3):
-        heads = {"auto": layer()} | {g: layer(rule=cf.Kalman(g)) for g in (0.5, 0.9, 0.99, 0.999)}
+        heads = {"auto": layer(rule=cf.Auto(handicap=0.0))} | {
+            g: layer(rule=cf.Kalman(g)) for g in (0.5, 0.9, 0.99, 0.999)
+        }
         errors = dict.fromkeys(heads, 0.0)
         for t, (phi, y) in enumerate(stream(400, noise=0.5, change=change)):
             for name, head in heads.items():
                 errors[name] += float((head(phi) - y).square().mean()) if t > 100 else 0.0
                 head.solve(phi, y)
         assert errors["auto"] < 1.08 * min(errors.values())
+
+
+def test_a_short_memory_must_be_clearly_better_where_rows_are_few():
+    """The truth moves so slowly that a memory of ten batches predicts them better than a long one, but by less than its
+    handicap; with ten times as many rows a batch has enough for its features, and little of the handicap is left."""
+
+    def length(n, change, handicap):
+        head = layer(rule=cf.Auto(handicap=handicap))
+        for phi, y in stream(400, n, noise=0.5, change=change):
+            head.solve(phi, y)
+        return head.memory_.length
+
+    assert length(7, 0.005, 1.0) > 50 * length(7, 0.005, 0.0)
+    assert length(7, 0.02, 1.0) < 11  # by more than its handicap
+    assert length(100, 0.01, 1.0) < 11
 
 
 def test_the_choice_can_be_read():
@@ -225,6 +244,7 @@ def test_generalized_squared_is_solved_too():
     [
         (lambda: cf.Auto(forget=(0.9,)), "one value for each memory"),
         (lambda: cf.Auto(discount=1.0), r"discount must be in \[0, 1\)"),
+        (lambda: cf.Auto(handicap=-1.0), "handicap must be zero or positive"),
         (lambda: cf.Auto((0.0,), (0.0,), (1.0,)), r"forget must be in \(0, 1\]"),
         (lambda: cf.Auto((0.9,), (-1.0,), (1.0,)), "hold must be zero or positive"),
         (lambda: cf.Auto((0.9,), (0.0,), (0.0,)), "a ratio must be positive"),
@@ -237,9 +257,9 @@ def test_bad_settings_are_named(make, message):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_change_of_regime_is_followed_within_the_memory(seed):
-    """Over as many batches as the layer remembered before the change, the default rule comes back to its error."""
+    """Over as many batches as the layer remembered before the change, the rule comes back to its error."""
     draw = torch.Generator().manual_seed(seed)
-    layer, errors, length = cf.ClosedFormLinear(20, 1).eval(), [], 0.0
+    layer, errors, length = cf.ClosedFormLinear(20, 1, rule=cf.Auto(handicap=0.0)).eval(), [], 0.0
     for t in range(340):
         if t in (0, 300):
             w = torch.randn(20, 1, generator=draw)

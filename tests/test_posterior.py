@@ -38,7 +38,7 @@ def test_draws_have_the_posteriors_mean_and_covariance(form):
 
 
 def test_draws_of_the_default_rule_spread_as_its_variance_says():
-    layer = head(3, 2, cf.Auto(forget=(0.9, 0.95, 0.99), hold=(0.0, 0.0, 0.0), ratios=(1.0, 2.0, 3.0)))
+    layer = head(3, 2, cf.Auto((0.9, 0.95, 0.99), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0), handicap=0.0))
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):
         phi, y = (torch.randn(8, k, dtype=torch.float64, generator=generator) for k in (3, 2))

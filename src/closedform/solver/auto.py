@@ -5,9 +5,15 @@ its features: from none to ten thousand batches. Nobody should tune it. So sever
 the same batches, and before each one absorbs a batch, it predicts it: an honest error, for it has not seen it. With a
 discounted sum of these errors, s_k, filter k has the weight
 
-    w_k ~ (s_k / min_j s_j)^-64
+    w_k ~ (h_k s_k)^-64        h_k = 1 + handicap sqrt(1 - gamma_k) min(1, 2 D / n)
 
-in the layer: in effect the best one, and a mean of those that are within a few per cent of it. Up to 1,024 features the
+in the layer: in effect the best one, and a mean of those that are within a few per cent of it. h is a handicap of short
+memories under the squared loss, where a batch of n rows has few for its D features. When rows come again in the next epoch,
+the network has learned them, noise and all, and the error of a short memory flatters it. So a memory of ten batches must be
+better by a third than a very long one, and one of a hundred by a tenth. Where a batch has many rows a feature, as one of
+fields has, little is left of the handicap; for a stream whose rows never come again it should be 0.
+
+Up to 1,024 features the
 memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also held by a share of the
 features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With more features they are
 proximal steps with lambdas of different size, relative to the features, which share one Gram product.
@@ -15,6 +21,7 @@ proximal steps with lambdas of different size, relative to the features, which s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,6 +38,7 @@ SHARPNESS = 64.0
 # so many rows a feature, whichever is the shorter.
 BOUNDED_BATCHES = 100
 BOUNDED_ROWS = 100
+SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
 
 
@@ -56,12 +64,14 @@ class Auto(Rule):
     forget, hold: of the memories, see `closedform.solver.auto`.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more than 1,024 features.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
+    handicap: of short memories, see `closedform.solver.auto`; 0 for a stream whose rows never come again.
     """
 
     forget: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99)
     hold: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
     discount: float = 0.99
+    handicap: float = 1.0
 
     def __post_init__(self) -> None:
         if not len(self.forget) == len(self.hold) == len(self.ratios) > 0:
@@ -77,6 +87,8 @@ class Auto(Rule):
             lambdas.check(ratio, "a ratio")
         if not 0 <= self.discount < 1:
             raise ValueError(f"discount must be in [0, 1), got {self.discount}")
+        if not 0 <= self.handicap < float("inf"):
+            raise ValueError(f"handicap must be zero or positive and finite, got {self.handicap}")
 
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
@@ -114,10 +126,14 @@ class Auto(Rule):
             system = system.moments()
         error = batch.errors(layers, system if batch.squared else stated)
         new: Memory = {}
+        handicap: float | Tensor = 1.0
         if isinstance(system, ClassRows):
             solve = self._by_class
         elif filtered:
             gamma, hold = self._forgetting(None if batch.squared else batch.total, W)
+            if batch.squared:
+                shortness = _constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
+                handicap = 1 + self.handicap * min(1.0, SCARCE * W.shape[-1] / batch.total) * shortness
             units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
@@ -147,7 +163,7 @@ class Auto(Rule):
         # a memory that fails keeps its layer, and is out until its error is finite again
         moved = torch.where(sound[:, None, None], moved, layers)
         errors = torch.where(step == 0, torch.zeros_like(error), self.discount * memory["errors"] + error)
-        weights = self._weights(errors, sound, step)
+        weights = self._weights(handicap * errors, sound)
         mixed = torch.einsum("k,kod->od", weights, moved)
         new |= {
             "layers": moved,
@@ -185,7 +201,7 @@ class Auto(Rule):
         moved = change.abs().amax() > rounding
         return memory["layers"] + torch.where(moved | (step == 0), change, torch.zeros_like(change))
 
-    def _weights(self, errors: Tensor, sound: Tensor, step: Tensor) -> Tensor:
+    def _weights(self, errors: Tensor, sound: Tensor) -> Tensor:
         known = torch.where(sound & (errors - errors == 0), errors, torch.inf)
         least = known.amin().clamp(min=torch.finfo(errors.dtype).tiny)
         weights = torch.where(sound, (known.clamp(min=least) / least) ** -SHARPNESS, torch.zeros_like(known))
