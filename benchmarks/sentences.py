@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(
-    r"(?P<number>-?\d[\d.,]*(?:e[+-]?\d+)?)¹?(?P<percent>\s?%)?(?:\*\*)?"
+    r"(?P<number>-?\d[\d.,]*(?:e[+-]?\d+)?)[¹²]*(?P<percent>\s?%)?(?:\*\*)?"
     r"<!-- (?P<bound><)?(?P<key>[\w.]+)(?: (?P<sign>[/-]) (?P<other>[\w.]+))? -->"
 )
 AIMS = {"captured": 1.02, "eager": 1.05}

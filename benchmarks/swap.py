@@ -215,13 +215,15 @@ def main(argv: list[str] | None = None) -> dict | None:
         execute(args, chosen, records)
     rows = [row for cell in chosen if (row := summary(cell, records, args)) is not None]
     rows = swap_plan.joined(rows, [row for body in earlier for row in body["rows"]], chosen, records)
+    stale = swap_plan.by_an_earlier_rule(rows, records)
     before = {name for body in earlier for name in body["environment"].get("devices", [])}
     devices = {"devices": sorted(before | {row["device"] for row in records.rows.values()})}
     body = {
         "question": QUESTION,
         "environment": devices if args.summary else common.environment(args.device) | devices,
         "skipped": skipped,
-        "unfinished": len(chosen) - len(rows),
+        "unfinished": len(chosen) - len(rows) + len(stale),
+        "earlier_rule": stale,
         "overall": swap_plan.overall(rows) if rows else {},
         "rows": rows,
         "runs": [

@@ -196,19 +196,26 @@ def _largest(cell: Cell, records: Records, seeds: list[int]) -> dict:
 
 
 def joined(rows: list[dict], earlier: Iterable[dict], cells: Iterable[Cell], records: Records) -> list[dict]:
-    """The rows of all cells in their order: those of `earlier` summaries where there is none of now and the rule is the
-    same, or they have more seeds."""
+    """The rows of all cells in their order, of a cell the one by the default rule of now, and of these the one with the most
+    seeds. A row by an earlier default stays where there is no other: its `rule` tells."""
 
     def key(row: dict) -> tuple:
         return row["task"], row["optimizer"], row["batch_size"]
 
+    def rank(row: dict) -> tuple:
+        return row["rule"] == records.rules[False].get(row["task"]), row["seeds"]
+
     now = {key(row): row for row in rows}
     for row in earlier:
-        fewer = key(row) not in now or now[key(row)]["seeds"] < row["seeds"]
-        if fewer and row["rule"] == records.rules[False].get(row["task"]):
+        if key(row) not in now or rank(now[key(row)]) < rank(row):
             now[key(row)] = row
     order = [(cell.task, cell.optimizer, cell.batch_size) for cell in cells]
     return [now[place] for place in order if place in now]
+
+
+def by_an_earlier_rule(rows: list[dict], records: Records) -> list[str]:
+    """The cells whose solved head is not the default of now."""
+    return [_name(row) for row in rows if row["rule"] != records.rules[False].get(row["task"])]
 
 
 def overall(rows: list[dict]) -> dict:

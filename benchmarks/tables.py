@@ -971,6 +971,35 @@ def equations_estimates() -> str:
     return _markdown(["solved", "error", "relative residual", "spread"], body)
 
 
+SWAPPED = {
+    "qm9": "[QM9](docs/qm9.md), molecules",
+    "burgers": "[Burgers' equation](docs/fno.md), fields",
+    "cifar100": "[CIFAR-100](docs/classification.md), images",
+    "language": "a language model, characters",
+    "unet": "a U-Net, pictures",
+}
+
+
+def swap() -> str:
+    """The swap test: test error, solved over learned, with its standard error (README.md)."""
+    body = json.loads((RESULTS / "swap-cuda.json").read_text())
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for row in body["rows"]:
+        ratio, noise = row["swapped"]["ratio"], row["swapped"]["noise"]
+        shown = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
+        spread = f" ± {noise * ratio:.2f}" if noise is not None and ratio >= 0.1 else ""
+        earlier = f"{row['task']}, {row['optimizer']}, batch {row['batch_size']}" in body["earlier_rule"]
+        marks = ("¹" if row["seeds"] == 1 else "") + ("²" if earlier else "")
+        cells.setdefault((row["task"], row["batch_size"]), {})[row["optimizer"]] = shown + marks + spread
+    optimizers = ("sgd", "adamw", "muon", "soap")
+    lines, before = [], ""
+    for (task, batch_size), ratios in cells.items():
+        name = SWAPPED.get(task, task) if task != before else ""
+        lines.append([name, str(batch_size), *(ratios.get(optimizer, "not run") for optimizer in optimizers)])
+        before = task
+    return _markdown(["", "batch size", "SGD", "AdamW", "Muon", "SOAP"], lines)
+
+
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
@@ -982,7 +1011,7 @@ if __name__ == "__main__":
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
         dfpv, dfpv_low, iv_card, iv_coverage, policy_errors, policy_averages, policy_aims, policy_intervals,
-        fields, equations, equations_estimates,
+        fields, equations, equations_estimates, swap,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")

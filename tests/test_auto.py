@@ -50,7 +50,7 @@ def slowly(rule, batches):
                 A[k][at, at] += leak * size / min(filters.LEAKING, size)
             W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ E).T
         gamma = torch.tensor(rule.forget, dtype=torch.float64)
-        handicapped = s * (1 + rule.handicap * (1 - gamma).sqrt() * min(1.0, SCARCE * size / len(phi)))
+        handicapped = s * (1 + rule.handicap * (1 - gamma).sqrt() * min(1.0, SCARCE * size / len(phi)) ** 2)
         w = (handicapped / handicapped.min()) ** -SHARPNESS if t else torch.ones(K, dtype=torch.float64)
         w = w / w.sum()
     return sum(share * one for share, one in zip(w, W)), w, torch.stack(W)

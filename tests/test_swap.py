@@ -105,14 +105,17 @@ def test_an_earlier_summary_stands_for_its_runs(tmp_path):
     assert not list((tmp_path / "other" / "runs").glob("*.json"))
 
 
-def test_cells_of_an_earlier_summary_join_where_their_rule_is_the_default(tmp_path):
+def test_cells_by_an_earlier_default_stay_until_there_are_newer_ones(tmp_path):
     whole = swap.main(_command(tmp_path))
-    kept, stale, *_ = whole["rows"]
+    kept, other, *_ = whole["rows"]
+    stale = other | {"rule": "another", "seeds": 9}
     earlier = tmp_path / "earlier.json"
-    earlier.write_text(json.dumps({"environment": {}, "rows": [kept, stale | {"rule": "another"}]}))
+    earlier.write_text(json.dumps({"environment": {}, "rows": [kept, stale]}))
     joined = swap.main(_command(tmp_path / "other", "--summary", "--beside", str(earlier)))
-    assert joined["rows"] == [kept]
+    assert joined["rows"] == [kept, stale]
     assert joined["unfinished"] == 3
+    assert joined["earlier_rule"] == [f"{TASK}, {other['optimizer']}, batch {other['batch_size']}"]
+    assert swap.main(_command(tmp_path, "--summary", "--beside", str(earlier)))["rows"] == whole["rows"]
 
 
 def test_no_time_no_run(tmp_path):

@@ -5,7 +5,7 @@ its features: from none to ten thousand batches. Nobody should tune it. So sever
 the same batches, and before each one absorbs a batch, it predicts it: an honest error, for it has not seen it. With a
 discounted sum of these errors, s_k, filter k has the weight
 
-    w_k ~ (h_k s_k)^-64        h_k = 1 + handicap sqrt(1 - gamma_k) min(1, 2 D / n)
+    w_k ~ (h_k s_k)^-64        h_k = 1 + handicap sqrt(1 - gamma_k) min(1, 2 D / n)^2
 
 in the layer: in effect the best one, and a mean of those that are within a few per cent of it. h is a handicap of short
 memories under the squared loss, where a batch of n rows has few for its D features. When rows come again in the next epoch,
@@ -133,7 +133,7 @@ class Auto(Rule):
             gamma, hold = self._forgetting(None if batch.squared else batch.total, W)
             if batch.squared:
                 shortness = _constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
-                handicap = 1 + self.handicap * min(1.0, SCARCE * W.shape[-1] / batch.total) * shortness
+                handicap = 1 + self.handicap * min(1.0, SCARCE * W.shape[-1] / batch.total) ** 2 * shortness
             units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
