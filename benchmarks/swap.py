@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> dict | None:
         "skipped": skipped,
         "unfinished": len(chosen) - len(rows) + len(stale),
         "earlier_rule": stale,
-        "overall": swap_plan.overall(rows) if rows else {},
+        "overall": swap_plan.overall([row for row in rows if swap_plan.named(row) not in stale]),
         "rows": rows,
         "runs": [
             {name: value for name, value in row.items() if name != "curve"}

@@ -215,26 +215,26 @@ def joined(rows: list[dict], earlier: Iterable[dict], cells: Iterable[Cell], rec
 
 def by_an_earlier_rule(rows: list[dict], records: Records) -> list[str]:
     """The cells whose solved head is not the default of now."""
-    return [_name(row) for row in rows if row["rule"] != records.rules[False].get(row["task"])]
+    return [named(row) for row in rows if row["rule"] != records.rules[False].get(row["task"])]
 
 
 def overall(rows: list[dict]) -> dict:
-    """The figures of the aims over all finished cells; a swapped head that diverged is told and is in no mean."""
+    """The figures of the aims over these cells; a swapped head that diverged is told and is in no mean."""
     total: dict = {"cells": len(rows)}
     for key in ("swapped", "own"):
         known = [row for row in rows if row[key]["ratio"] is not None]
-        total[f"{key}_diverged"] = [_name(row) for row in rows if row[key]["ratio"] is None]
+        total[f"{key}_diverged"] = [named(row) for row in rows if row[key]["ratio"] is None]
         if known:
             worst = max(known, key=lambda row: row[key]["ratio"])
             total[key] = geometric_mean(row[key]["ratio"] for row in known)
-            total[f"{key}_worst"] = {"cell": _name(worst), "ratio": worst[key]["ratio"], "noise": worst[key]["noise"]}
+            total[f"{key}_worst"] = {"cell": named(worst), "ratio": worst[key]["ratio"], "noise": worst[key]["noise"]}
     factors = [row["largest"]["factor"] for row in rows if row.get("largest", {}).get("factor")]
     if factors:
         total["largest_rate_factor_median"] = statistics.median(factors)
     return total
 
 
-def _name(row: dict) -> str:
+def named(row: dict) -> str:
     return f"{row['task']}, {row['optimizer']}, batch {row['batch_size']}"
 
 

@@ -986,7 +986,7 @@ def swap() -> str:
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for row in body["rows"]:
         ratio, noise = row["swapped"]["ratio"], row["swapped"]["noise"]
-        shown = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
+        shown = "diverged" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
         spread = f" ± {noise * ratio:.2f}" if noise is not None and ratio >= 0.1 else ""
         earlier = f"{row['task']}, {row['optimizer']}, batch {row['batch_size']}" in body["earlier_rule"]
         marks = ("¹" if row["seeds"] == 1 else "") + ("²" if earlier else "")

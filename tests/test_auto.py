@@ -125,6 +125,27 @@ def test_a_short_memory_must_be_clearly_better_where_rows_are_few():
     assert length(100, 0.01, 1.0) < 11
 
 
+def test_the_handicap_counts_weights_alike_and_only_squares():
+    """Batches that are added up first choose as one large batch does, whatever their weights; another loss than the squared
+    one knows no handicap."""
+    weight = 0.05 + torch.rand(40, dtype=torch.float64)
+    for scale in (1e-3, 1.0, 10.0):
+        heads = [layer(), layer()]
+        for phi, y in stream(30, 40, change=0.02):
+            heads[0].solve(phi, y, scale * weight)
+            for part in (slice(0, 15), slice(15, 40)):
+                heads[1].accumulate(phi[part], y[part], scale * weight[part])
+            heads[1].commit()
+        assert relative(heads[0].memory_.weight, heads[1].memory_.weight) < 1e-6
+    chosen = []
+    for handicap in (0.0, 1.0):
+        head = layer(rule=cf.Auto(handicap=handicap), loss=cf.Huber())
+        for phi, y in stream(60, change=0.02):
+            head.solve(phi, y)
+        chosen.append(head.memory_.weight)
+    assert bool((chosen[0] == chosen[1]).all())
+
+
 def test_the_choice_can_be_read():
     head = layer()
     for phi, y in stream(300):

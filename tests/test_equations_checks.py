@@ -23,10 +23,10 @@ def second(u):
     return u.second(0, 0)
 
 
-def decay(rate=1.0, **options):
-    """u' = -rate u from 1."""
+def decay(rate=1.0, start=1.0, **options):
+    """u' = -rate u."""
     return Problem(
-        [Condition(LINE.inside, lambda u: u.dx(0) + rate * u.value), Condition(ENDS[:1], value, 1.0)], **options
+        [Condition(LINE.inside, lambda u: u.dx(0) + rate * u.value), Condition(ENDS[:1], value, start)], **options
     )
 
 
@@ -44,9 +44,10 @@ def poisson(inside_first=True):
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (lambda: Condition(LINE.inside, value, weight=0.0), "positive weight and share"),
-        (lambda: Condition(LINE.inside, value, weight=math.nan), "positive weight and share"),
-        (lambda: Condition(LINE.inside, value, share=-1.0), "positive weight and share"),
+        (lambda: Condition(LINE.inside, value, weight=0.0), "weight and a share that are positive"),
+        (lambda: Condition(LINE.inside, value, weight=math.nan), "weight and a share that are positive"),
+        (lambda: Condition(LINE.inside, value, share=math.inf), "weight and a share that are positive"),
+        (lambda: Condition(LINE.inside, value, share=-1.0), "weight and a share that are positive"),
         (lambda: Problem(Condition(LINE.inside, value)), "a list of conditions"),
         (lambda: decay(coefficients="nu"), r"as in \('nu',\)"),
         (lambda: decay(unknowns="u"), "a sequence of names"),
@@ -85,6 +86,15 @@ def test_lists_and_arrays_are_points_and_targets_too():
 # ---- Backbones ---------------------------------------------------------------------------------------
 
 
+class Made(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 class Wide(nn.Module):
     def forward(self, x):
         return x[:, 3:]
@@ -117,6 +127,10 @@ def mixed():
         (lambda: sequence(nn.GLU()), 0, "no derivatives by forward mode"),
         (lambda: sequence(nn.ReLU()), 0, "is zero for all features"),
         (Wide, 0, r"got \(2, 0\)"),
+        (lambda: Made(lambda x: (x, x)), 0, "got tuple"),
+        (lambda: Made(lambda x: torch.log(x - 0.5)), 0, "features are not finite"),
+        (lambda: Made(lambda x: torch.sqrt((x - 0.5).relu())), 0, "derivatives .* are not finite"),
+        (lambda: sequence(nn.BatchNorm1d(8), nn.Tanh()), 0, "batch statistics"),
     ],
 )
 def test_backbones_that_are_refused(backbone, steps, sentence):
@@ -167,6 +181,44 @@ def test_a_solution_stays_when_its_backbone_is_trained_further():
     assert bool((solution(x) == before).all())
 
 
+def test_conditions_that_are_zero_for_a_while_are_taken():
+    """A mask that few points meet, and an operator whose slope at zero is zero."""
+    masked = Condition(
+        LINE.inside, lambda u: (u.x > 0.97) * (u.value - u.partner.value), partner=lambda x: x, share=0.05
+    )
+    with pytest.raises(ValueError, match="is zero for all features"):  # for any points
+        solve(Problem([*decay().conditions, masked]), network(LINE, 8), steps=0, progress=False)
+    masked = Condition(LINE.inside, lambda u: (u.x > 0.9) * (u.dx(0) + u.value), share=0.05)
+    solution = solve(Problem([*decay().conditions, masked]), network(LINE, 12), steps=8, points=64, progress=False)
+    x = torch.linspace(0, 1, 9, dtype=torch.float64)[:, None]
+    assert relative(solution(x), torch.exp(-x)) < 1e-6
+    slope = Problem(
+        [Condition(LINE.inside, lambda u: u.dx(0) ** 2, 1.0, linear=False), Condition(ENDS, value, [0.0, 1.0])]
+    )
+    assert relative(solve(slope, network(LINE, 12), steps=0, progress=False)(x), x) < 1e-6
+
+
+def test_the_derivatives_of_every_condition_and_of_partners_are_looked_at():
+    backbone = sequence(nn.Tanh(), nn.LayerNorm(8), nn.Tanh())
+    plain = Condition(LINE.inside, value)
+    for bad in (
+        Condition(ENDS, second),
+        Condition(ENDS, lambda u: u.value - u.partner.second(0, 0), partner=lambda x: 1 - x),
+    ):
+        with pytest.raises(ValueError, match="forward and reverse mode"):
+            solve(Problem([plain, bad]), backbone, steps=0, progress=False)
+
+
+def test_one_number_is_a_target_whatever_its_type():
+    solutions = [
+        solve(
+            Problem([decay().conditions[0], Condition(ENDS[:1], value, one)]), network(LINE, 8), steps=0, progress=False
+        )
+        for one in (2, torch.tensor(2.0), ENDS.numpy().sum() * 2)
+    ]
+    assert len({float(solution.weights.sum()) for solution in solutions}) == 1
+
+
 # ---- Checkpoints -------------------------------------------------------------------------------------
 
 
@@ -186,6 +238,7 @@ def killer(at):
     "other",
     [
         (decay(50.0), network(LINE, 10, scale=2.0)),
+        (decay(start=2.0), network(LINE, 10, scale=2.0)),
         (decay(), network(LINE, 10, scale=8.0)),
         (decay(), network(LINE, 10, scale=2.0, activation=Sine)),
     ],
@@ -194,10 +247,25 @@ def test_a_checkpoint_of_another_problem_or_backbone_is_refused(tmp_path, other)
     options = {"steps": 9, "points": 32, "checkpoint": tmp_path / "state", "every_s": 0.0}
     with pytest.raises(KilledError):
         solve(decay(), network(LINE, 10, scale=2.0), progress=killer(7), **options)
-    with pytest.raises(CheckpointError, match="belongs to"):
+    with pytest.raises(CheckpointError, match="belongs to|neither as it was at the start"):
         solve(*other, progress=False, **options)
     solve(decay(), network(LINE, 10, scale=2.0), progress=False, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_call_goes_on_with_the_backbone_that_it_has_left(tmp_path, monkeypatch):
+    """Ctrl-C in a notebook, then the same cell again; and a last solve that fails after a long training."""
+    from closedform.equations import solving
+
+    options = {"steps": 6, "points": 32, "checkpoint": tmp_path / "state"}
+    fresh, backbone = network(LINE, 10), network(LINE, 10)
+    whole = solve(decay(), fresh, progress=False, **options)
+    monkeypatch.setattr(solving, "_finish", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        solve(decay(), backbone, progress=False, **options)
+    monkeypatch.undo()
+    solution = solve(decay(), backbone, progress=killer(1), **options)  # no step is left to take
+    assert bool((solution.weights == whole.weights).all())
 
 
 def test_a_march_goes_on_in_the_slab_where_it_was_stopped(tmp_path):

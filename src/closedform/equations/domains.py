@@ -25,7 +25,7 @@ class Box:
     high: Sequence[float]
 
     def __post_init__(self) -> None:
-        if not all(isinstance(side, Sequence) for side in (self.low, self.high)):
+        if not all(hasattr(side, "__len__") for side in (self.low, self.high)):
             raise ValueError(f"a box needs two corners, each a sequence of numbers, got {self.low} and {self.high}")
         if len(self.low) != len(self.high) or not all(a < b for a, b in zip(self.low, self.high)):
             raise ValueError(f"a box needs a lower and a higher corner, got {self.low} and {self.high}")
@@ -41,7 +41,7 @@ class Box:
 
     def face(self, axis: int, end: int) -> Sampler:
         """The sampler of one face: `end` 0 is the low one, 1 the high one."""
-        if not 0 <= axis < self.dimension or end not in (0, 1):
+        if not -self.dimension <= axis < self.dimension or end not in (0, 1):
             raise ValueError(
                 f"a face has an axis of 0 to {self.dimension - 1} and an end of 0 or 1, got {axis} and {end}"
             )
@@ -74,7 +74,8 @@ class Box:
                 holds = condition(x)
                 if holds.shape != (len(x),) or holds.dtype != torch.bool:
                     raise ValueError(
-                        f"the condition must give a truth value for each of {len(x)} points, got {holds.shape}"
+                        f"the condition must give a truth value for each of {len(x)} points, got {holds.dtype} of shape "
+                        f"{tuple(holds.shape)}"
                     )
                 parts.append(x[holds])
                 count += len(parts[-1])
@@ -94,7 +95,7 @@ def towards(sampler: Sampler, point: Sequence[float], decades: float = DECADES) 
     >>> bool(100 < (x.norm(dim=1) < 1e-3).sum() < 400)
     True
     """
-    if not callable(sampler) or not isinstance(point, Sequence) or not decades > 0:
+    if not callable(sampler) or not hasattr(point, "__len__") or not decades > 0:
         raise ValueError(
             f"towards needs a sampler, a point and a positive number of decades, got {type(sampler).__name__}, {point} and "
             f"{decades}"
@@ -106,7 +107,7 @@ def towards(sampler: Sampler, point: Sequence[float], decades: float = DECADES) 
             raise ValueError(
                 f"the point {tuple(point)} has {len(point)} coordinates, but the sampler's have {x.shape[1]}"
             )
-        centre = torch.tensor(point, dtype=x.dtype, device=x.device)
+        centre = torch.as_tensor(point, dtype=x.dtype, device=x.device)
         shrunk = 10 ** (-decades * torch.rand(len(x), 1, generator=generator, dtype=x.dtype))
         # by chance, for evenly spread points have an order: every second one lies in one half of the box
         shrunk[torch.rand(len(x), generator=generator) < 0.5] = 1.0

@@ -55,8 +55,7 @@ def features(
         raise ValueError(f"points must be a tensor (n, D), got shape {tuple(x.shape)}")
     if not 0 <= order <= MAX_ORDER:
         raise ValueError(f"the order of a derivative must be at most {MAX_ORDER}, got {order}")
-    if isinstance(backbone, nn.Module) and any(_has_batch_statistics(part) for part in backbone.modules()):
-        raise ValueError("the backbone has batch statistics in training mode; call backbone.eval() or leave them out")
+    check_statistics(backbone)
     if derivatives is None:
         derivatives = itertools.combinations_with_replacement(range(x.shape[1]), order)
     wanted = closure(derivatives)
@@ -80,8 +79,11 @@ def closure(derivatives: Iterable[Axes]) -> list[Axes]:
     return sorted(parts, key=lambda axes: (len(axes), axes))
 
 
-def _has_batch_statistics(part: nn.Module) -> bool:
-    return isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
+def check_statistics(backbone: Callable[[Tensor], Tensor]) -> None:
+    """A ValueError where a backbone looks at several points at once."""
+    parts = backbone.modules() if isinstance(backbone, nn.Module) else ()
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in parts):
+        raise ValueError("the backbone has batch statistics in training mode; call backbone.eval() or leave them out")
 
 
 # ---- Sequences of linear layers and activations ------------------------------------------------------

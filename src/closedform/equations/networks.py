@@ -12,6 +12,7 @@ no smooth feature follows it. Half of the features then see the logarithm of the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -72,7 +73,8 @@ def network(
         the coordinates of `Corners`, one corner each.
     """
     D = box.dimension
-    if any(not isinstance(corner, Sequence) or len(corner) != D for corner in corners):
+    corners = [tuple(float(part) for part in corner) if hasattr(corner, "__len__") else () for corner in corners]
+    if any(len(corner) != D or not all(map(math.isfinite, corner)) for corner in corners):
         raise ValueError(f"corners must be a list of points with {D} coordinates each, as the box has, got {corners}")
     if isinstance(scale, Sequence) and len(scale) != D:
         raise ValueError(f"scale needs one value or {D}, as the box has coordinates, got {scale}")
@@ -140,7 +142,9 @@ def best_network(
     def solution(activation: type[nn.Module], scale: Sequence[float]) -> Solution:
         width = min(trial_features, features)
         trial = network(box, width, scale=scale, activation=activation, corners=corners, seed=seed)
-        return solve(problem, trial, steps=0, seed=seed)
+        with warnings.catch_warnings():  # a trial may fail
+            warnings.simplefilter("ignore", UserWarning)
+            return solve(problem, trial, steps=0, seed=seed)
 
     # In units of its own rows a network of fast features would always look better: its rows are longer.
     units = solution(nn.Tanh if corners else Sine, [4.0] * box.dimension).row_norms

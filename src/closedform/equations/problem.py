@@ -48,8 +48,10 @@ class Condition:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not self.weight > 0 or not self.share > 0:
-            raise ValueError(f"a condition needs a positive weight and share, got {self.weight} and {self.share}")
+        if not all(0 < number < float("inf") for number in (self.weight, self.share)):
+            raise ValueError(
+                f"a condition needs a weight and a share that are positive and finite, got {self.weight} and {self.share}"
+            )
 
 
 class PointBatch(NamedTuple):
@@ -58,10 +60,6 @@ class PointBatch(NamedTuple):
     x: Tensor
     partner: Tensor | None
     target: float | Tensor
-
-    def first(self, n: int) -> PointBatch:
-        """The first n points; the target is that of all, where it has a value a row."""
-        return PointBatch(self.x[:n], None if self.partner is None else self.partner[:n], self.target)
 
     def to(self, device: torch.device) -> PointBatch:
         partner = None if self.partner is None else self.partner.to(device)
@@ -130,13 +128,15 @@ class Problem:
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"the points of {condition.name!r} must be a tensor (n, D), n > 0, got {tuple(x.shape)}")
         target = target(x) if callable(target) else target
+        if getattr(target, "ndim", None) == 0:
+            target = float(target)  # pyright: ignore[reportArgumentType]
         if not isinstance(target, (int, float)):
             target = _numbers(target, f"the target of {condition.name!r}")
             if not fixed and not callable(condition.target):
                 raise ValueError(
                     f"{condition.name!r} has a sampler, so its target must be a number or a function of the points"
                 )
-            target = target.reshape(len(target) if target.ndim else 1, -1)
+            target = target.reshape(len(target), -1)
         elif not abs(target) < float("inf"):
             raise ValueError(f"the target of {condition.name!r} must be finite, got {target}")
         partner = None

@@ -28,7 +28,7 @@ class March:
     slabs: list[Solution]
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.to(self.slabs[0].weights)
+        x = torch.as_tensor(x).to(self.slabs[0].weights)
         slab = torch.bucketize(x[:, -1].contiguous(), x.new_tensor(self.times[1:-1]))
         out = x.new_empty(len(x), len(self.slabs[0].weights))
         for k in slab.unique().tolist():
@@ -43,17 +43,17 @@ def march(times: Sequence[float], build: Build, **options) -> March:
     build: `(begin, end, before) -> (problem, backbone)` of the slab between two times. `before` is the solution of the slab
         before, whose values at `begin` are the initial condition; None in the first slab.
     options: those of `solve`, for every slab. Of a `checkpoint` there is a file for each slab, with its number behind the
-        name: all are removed at the end.
+        name: all are removed at the end, unless `keep_checkpoint`.
     """
     if len(times) < 2 or not all(a < b for a, b in zip(times, times[1:])):
         raise ValueError(f"the edges of slabs must be two or more times that increase, got {list(times)}")
     slabs: list[Solution] = []
-    checkpoint = options.pop("checkpoint", None)
+    checkpoint, keep = options.pop("checkpoint", None), options.pop("keep_checkpoint", False)
     files = [] if checkpoint is None else [Path(f"{checkpoint}.{k}") for k in range(len(times) - 1)]
     for k, (begin, end) in enumerate(zip(times, times[1:])):
         problem, backbone = build(begin, end, slabs[-1] if slabs else None)
         kept = {"checkpoint": files[k], "keep_checkpoint": True} if files else {}
         slabs.append(solve(problem, backbone, **options, **kept))
-    for file in files:
+    for file in [] if keep else files:
         file.unlink(missing_ok=True)
     return March(times, slabs)

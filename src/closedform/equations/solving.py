@@ -24,7 +24,7 @@ from ..stack.loop import Checkpoint, Trainable
 from ..stack.optimizers import cosine
 from ..stack.states import optimizer_state, prefixed, restore_optimizer, under
 from . import system
-from .checks import check_backbone, fingerprint
+from .checks import check_backbone, device_of, fingerprint, weights_digest
 from .fitting import Fit, fit_layer
 from .layer import chosen, compressed, solved
 from .problem import PointBatch, Problem
@@ -33,6 +33,7 @@ from .solution import Solution
 
 TRAINING_BETA = 1e-14  # relative: singular values below 1e-7 of the largest are damped, and the gradient is less noisy
 FIRST_NEWTON_STEPS, NEWTON_STEPS = 10, 40  # before the first step of the backbone, and in the last solve
+NO_TARGETS = 1e30  # above, zero is a solution too, and there is nothing to relate what is left over to
 STUCK = 0.5  # a relative residual above which a nonlinear problem counts as not solved
 LAST = 500_000  # the seeds of the last solve's points, apart from those of the steps
 
@@ -64,14 +65,17 @@ def solve(
         steps, and the loss.
     checkpoint: a file that keeps the state every `every_s` seconds and on Ctrl-C; a run that was stopped goes on from it
         and ends with the same numbers. It is removed at the end, unless `keep_checkpoint`: the same call then takes the
-        trained backbone from it. A file of another problem or backbone is refused.
+        trained backbone from it. A file of another problem or backbone is refused; the backbone must be as it was at the
+        start, or as a run that was stopped has left it.
     """
-    if not isinstance(steps, int) or steps < 0 or points < 1 or not lr > 0:
+    if steps != int(steps) or steps < 0 or points < 1 or not lr > 0:
         raise ValueError(f"expected whole steps >= 0, points >= 1 and lr > 0, got {steps}, {points} and {lr}")
     width = problem.width(check_backbone(problem, backbone, trained=steps > 0) + 1)
     final_points = max(points, 4 * width) if final_points is None else final_points
-    name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}, {fingerprint(problem, backbone)}"
-    file = None if checkpoint is None or not steps else Checkpoint(Path(checkpoint), name, every_s)
+    file = None
+    if checkpoint is not None and steps:
+        name = f"{steps} steps of {points} points, lr {lr:g}, seed {seed}, {fingerprint(problem, backbone)}"
+        file = Checkpoint(Path(checkpoint), name, every_s)
     with shown(progress, steps) as show:
         training = Training(problem, backbone, steps, points, lr, seed, start, show)
         seconds = loop.train(training, checkpoint=file)
@@ -82,7 +86,7 @@ def solve(
     solution.seconds = time.perf_counter() - begin
     if file is not None and not keep_checkpoint:
         file.path.unlink(missing_ok=True)
-    if not problem.linear and not solution.relative_residual < STUCK:
+    if not problem.linear and not (solution.relative_residual < STUCK or solution.relative_residual > NO_TARGETS):
         warnings.warn(
             f"Newton's method ended with {solution.relative_residual:.1g} of the targets left over; give it a first guess "
             "(start=) near the solution, or more features",
@@ -122,9 +126,9 @@ class Training(Trainable):
     ):
         self.problem, self.backbone, self.total, self.points = problem, backbone, steps, points
         self.lr, self.seed, self.guess, self.progress = lr, seed, guess, progress
-        parameters = list(backbone.parameters())
-        self.device = parameters[0].device if parameters else torch.device("cpu")
-        self.optimizer = torch.optim.Adam(parameters, lr=lr) if steps else None
+        self.device = device_of(backbone)
+        self.optimizer = torch.optim.Adam(backbone.parameters(), lr=lr) if steps else None
+        self.begun_with = weights_digest(backbone.parameters())
         self.known: Known | None = None
         self.losses: list[float] = []
         self.t = 0
@@ -148,10 +152,15 @@ class Training(Trainable):
         return state
 
     def notes(self) -> dict[str, Any]:
-        return {"losses": self.losses}
+        return {"losses": self.losses, "begun_with": self.begun_with}
 
     def restore(self, state: dict[str, Tensor], notes: dict[str, Any]) -> None:
         assert self.optimizer is not None
+        names = [name for name, _ in self.backbone.named_parameters()]
+        stopped_with = weights_digest(under(state, "backbone")[name] for name in names)
+        if self.begun_with not in (notes["begun_with"], stopped_with):
+            raise ValueError("the backbone is neither as it was at the start nor as the run has left it")
+        self.begun_with = notes["begun_with"]
         if "weights" in state:
             self.known = Known(copy.deepcopy(self.backbone), state["weights"])
             self.known.backbone.load_state_dict(under(state, "known"))
@@ -168,8 +177,7 @@ def _generator(seed: int, step: int) -> torch.Generator:
 
 def _draw(problem: Problem, backbone: nn.Module, n: int, generator: torch.Generator) -> list[PointBatch]:
     """Points where the backbone is. They are drawn on the CPU: so they are the same on every machine."""
-    device = next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
-    return [batch.to(device) for batch in problem.draw(n, generator)]
+    return [batch.to(device_of(backbone)) for batch in problem.draw(n, generator)]
 
 
 def _start(

@@ -13,10 +13,10 @@ the network has learned them, noise and all, and the error of a short memory fla
 better by a third than a very long one, and one of a hundred by a tenth. Where a batch has many rows a feature, as one of
 fields has, little is left of the handicap; for a stream whose rows never come again it should be 0.
 
-Up to 1,024 features the
-memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also held by a share of the
-features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With more features they are
-proximal steps with lambdas of different size, relative to the features, which share one Gram product.
+Up to 1,024 features the memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also
+held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With
+more features they are proximal steps with lambdas of different size, relative to the features, which share one Gram product
+and know no handicap.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Auto(Rule):
     forget, hold: of the memories, see `closedform.solver.auto`.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more than 1,024 features.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
-    handicap: of short memories, see `closedform.solver.auto`; 0 for a stream whose rows never come again.
+    handicap: of short memories under the squared loss, up to 1,024 features, see `closedform.solver.auto`; 0 for a stream
+        whose rows never come again.
     """
 
     forget: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99)
@@ -133,7 +134,7 @@ class Auto(Rule):
             gamma, hold = self._forgetting(None if batch.squared else batch.total, W)
             if batch.squared:
                 shortness = _constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
-                handicap = 1 + self.handicap * min(1.0, SCARCE * W.shape[-1] / batch.total) ** 2 * shortness
+                handicap = 1 + self.handicap * _scarcity(system.n, W.shape[-1]) ** 2 * shortness
             units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
@@ -243,6 +244,13 @@ class Auto(Rule):
             some = which == k
             drawn[some] = layers[k] + noise[k] * filters.draws("information", memory["information"][k], Z[some])
         return drawn
+
+
+def _scarcity(n: int | float | Tensor, features: int) -> float | Tensor:
+    """1 where a batch has two rows a feature or fewer, and less where it has more."""
+    if isinstance(n, Tensor):  # the sum of weights: a look at it would wait for the device
+        return (SCARCE * features / n).clamp(max=1.0)
+    return min(1.0, SCARCE * features / n)
 
 
 _constants: dict[tuple, Tensor] = {}
