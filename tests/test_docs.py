@@ -37,12 +37,12 @@ def test_numbers_in_sentences_are_the_committed_results(page):
     assert [wrong for mark in marks if (wrong := sentences().check(mark))] == []
 
 
-@pytest.mark.parametrize("page", ["fno", "differential", "classification", "performance"])
+@pytest.mark.parametrize("page", ["docs/fno", "docs/differential", "docs/classification", "docs/performance", "README"])
 def test_a_page_is_what_the_committed_results_make_of_it(page, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     rebuild = load("benchmarks/rebuild.py")
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    assert len(rebuild.PART.findall(text)) == text.count("<!-- begin: ") == text.count("<!-- end -->") >= 2
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    assert len(rebuild.PART.findall(text)) == text.count("<!-- begin: ") == text.count("<!-- end -->") >= 1
     assert rebuild.rebuilt(text) == text
     key = "qm9.sgd.32.kalman"
     wrong, right = (f"{a}<!-- {key} --> and {b}<!-- {key} / {key} -->" for a, b in (("0.01", "0.8"), ("0.06", "1.0")))
