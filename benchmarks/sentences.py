@@ -52,6 +52,7 @@ def all_of_them() -> dict[str, Any]:
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "swap": _swap(),
+        "swap_quick": _cells(_rows("swap_quick-cpu")),
         "rule_time": _rule_time(),
         "memory": _memory(),
         "vocabulary": _vocabulary(),
@@ -117,7 +118,12 @@ def _swap() -> dict[str, Any]:
     cells["noisy_tables"] = {kind: statistics.geometric_mean(some) for kind, some in ratios.items()}
     factors = [row["largest"]["factor"] for row in body["rows"] if row.get("largest", {}).get("factor")]
     cells["overall"] |= {"least_factor": min(factors), "most_factor": max(factors)}
-    for row in body["rows"]:
+    return cells | _cells(body["rows"])
+
+
+def _cells(rows: list[dict]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for row in rows:
         cell = {kind: row[kind]["ratio"] for kind in ("swapped", "own")} | {"seeds": row["seeds"]}
         if "largest" in row:
             cell["factor"] = row["largest"]["factor"]

@@ -989,7 +989,7 @@ def swap() -> str:
         shown = "diverged" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
         spread = f" ± {noise * ratio:.2f}" if noise is not None and ratio >= 0.1 else ""
         earlier = f"{row['task']}, {row['optimizer']}, batch {row['batch_size']}" in body["earlier_rule"]
-        marks = ("¹" if row["seeds"] == 1 else "") + ("²" if earlier else "")
+        marks = " ".join(mark for mark, holds in (("¹", row["seeds"] == 1), ("²", earlier)) if holds)
         cells.setdefault((row["task"], row["batch_size"]), {})[row["optimizer"]] = shown + marks + spread
     optimizers = ("sgd", "adamw", "muon", "soap")
     lines, before = [], ""
