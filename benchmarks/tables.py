@@ -980,8 +980,8 @@ SWAPPED = {
 }
 
 
-def swap() -> str:
-    """The swap test: test error, solved over learned, with its standard error (README.md)."""
+def swap(where: str = "readme") -> str:
+    """The swap test: test error, solved over learned, with its standard error (README.md, and "page", docs/swap.md)."""
     body = json.loads((RESULTS / "swap-cuda.json").read_text())
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for row in body["rows"]:
@@ -995,6 +995,7 @@ def swap() -> str:
     lines, before = [], ""
     for (task, batch_size), ratios in cells.items():
         name = SWAPPED.get(task, task) if task != before else ""
+        name = name.replace("(docs/", "(") if where == "page" else name
         lines.append([name, str(batch_size), *(ratios.get(optimizer, "not run") for optimizer in optimizers)])
         before = task
     return _markdown(["", "batch size", "SGD", "AdamW", "Muon", "SOAP"], lines)

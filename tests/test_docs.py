@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MEASURED = [
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("choosing", "differential", "faq", "fno", "performance")),
+    *(DOCS / f"{name}.md" for name in ("choosing", "differential", "faq", "fno", "performance", "swap")),
 ]
 
 
@@ -37,7 +37,9 @@ def test_numbers_in_sentences_are_the_committed_results(page):
     assert [wrong for mark in marks if (wrong := sentences().check(mark))] == []
 
 
-@pytest.mark.parametrize("page", ["docs/fno", "docs/differential", "docs/classification", "docs/performance", "README"])
+@pytest.mark.parametrize(
+    "page", ["docs/fno", "docs/differential", "docs/classification", "docs/performance", "docs/swap", "README"]
+)
 def test_a_page_is_what_the_committed_results_make_of_it(page, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     rebuild = load("benchmarks/rebuild.py")

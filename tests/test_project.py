@@ -59,7 +59,7 @@ def test_the_committed_runs_of_cifar100_make_the_committed_table():
 def test_the_readmes_loops_run():
     readme = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     torch.manual_seed(0)
     for block in blocks[:2]:
         backbone = torch.nn.Sequential(torch.nn.Linear(5, 512), torch.nn.ReLU())
@@ -85,15 +85,6 @@ def test_the_readmes_minute_gives_its_numbers(capsys):
     line = r"learned ([\d.]+), solved ([\d.]+)"
     said, seen = (tuple(map(float, re.search(line, text).groups())) for text in (readme, capsys.readouterr().out))
     assert seen == pytest.approx(said, rel=0.2)  # other machines round otherwise
-
-
-def test_the_readmes_equation_is_solved():
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[3]
-    space = {"torch": torch}
-    exec(
-        block.replace("best_network(problem, square)", "best_network(problem, square, 96)"), space
-    )  # the README is ours
-    assert space["solution"].relative_residual < 1e-2
 
 
 def test_the_command_line_names_a_missing_extra(tmp_path):
