@@ -129,7 +129,7 @@ class Problem:
             raise ValueError(f"the points of {condition.name!r} must be a tensor (n, D), n > 0, got {tuple(x.shape)}")
         target = target(x) if callable(target) else target
         if getattr(target, "ndim", None) == 0:
-            target = float(target)  # pyright: ignore[reportArgumentType]
+            target = float(target)  # pyright: ignore[reportArgumentType]  # a tensor or an array of one number
         if not isinstance(target, (int, float)):
             target = _numbers(target, f"the target of {condition.name!r}")
             if not fixed and not callable(condition.target):
