@@ -419,8 +419,11 @@ def test_a_run_out_of_time_stops_and_goes_on(tmp_path):
 def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
     cell = Cell("sgd", 32, "l2")
     work = cifar100.work(tmp_path, [PlannedTask(cell)], SMALL, "cpu", time.time() + 5, silent)
-    (first, *others) = cifar100_plan.next_runs(PlannedTask(cell), work.records, SMALL)
-    work.records.add(first, rows=[{"step": 5, "validation": 0.1, "wall_s": 100.0}])
+    (first, second, *others) = cifar100_plan.next_runs(PlannedTask(cell), work.records, SMALL)
+    row = {"step": 5, "validation": 0.1, "wall_s": 100.0}
+    work.records.add(first, rows=[row])  # of another time, when others shared the device
+    assert work.next() == second
+    work.take(second, lambda: {"rows": [row]})
     assert work.next() is None
     work.deadline = time.time() + 500
     assert work.next() == others[0]

@@ -45,8 +45,8 @@ class Work:
         is noted, and calls `progress(step, steps)` meanwhile.
     wanted: the runs that can be done now, by what has been done, most wanted first.
     alike: the settings that runs which take equally long for an epoch have in common.
-    deadline: a time of `time.time` after which nothing is started. A run that would not be finished by then, going by its
-        like, is not started either.
+    deadline: a time of `time.time` after which nothing is started. A run that would not be finished by then is not started
+        either, going by the runs like it that this object has done: other times, others shared the device.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Work:
         self.started: set[str] = set()
         self.failures: list[tuple[Config, str]] = []
         self._pace, self._epochs = Pace(say, "The runs that are known so far"), 0.0  # done since the start
+        self._seconds: dict[tuple, float] = {}  # the most that an epoch of such a run has taken
 
     def next(self) -> Config | None:
         """The first run that is wanted, fits into the time left and has not been started."""
@@ -78,13 +79,10 @@ class Work:
     def _fits(self, config: Config) -> bool:
         if self.deadline is None:
             return True
-        left = self.deadline - time.time()
-        alike = [
-            record["rows"][-1]["wall_s"] / record["config"]["epochs"]
-            for record in self.records
-            if all(record["config"][key] == config[key] for key in self.alike)
-        ]
-        return left > (1.1 * max(alike) * config["epochs"] if alike else 0)
+        return self.deadline - time.time() > 1.1 * self._seconds.get(self._kind(config), 0.0) * config["epochs"]
+
+    def _kind(self, config: Config) -> tuple:
+        return tuple(config[key] for key in self.alike)
 
     def _tell(self, more: float = 0.0) -> None:
         """Say how long all this takes, when it can be told; `more` epochs of a run are done."""
@@ -109,6 +107,8 @@ class Work:
             last = noted["rows"][-1]
             parts = [f"{part} {last[part]:.4f}" for part in ("validation", "test") if part in last]
             self.say(f"{name}: {', '.join(parts)}, {last['wall_s']:.0f} s")
+            kind, seconds = self._kind(config), last["wall_s"] / config["epochs"]
+            self._seconds[kind] = max(seconds, self._seconds.get(kind, 0.0))
             self._epochs += config["epochs"]
             self._tell()
 
