@@ -328,22 +328,26 @@ def _zeros() -> dict[str, dict[str, float]]:
 
 
 def _images() -> dict[str, Any]:
-    """On CIFAR-100: the `short` runs at their best settings, and `tried`, all of them. Under SGD, at the chosen settings:
-    the `lead` over learned cross-entropy in points of accuracy, the mean and by seed, and the `average` of the means over
-    all batch sizes and over those up to 1024 (`small`); and the `readings` of the paper's table of probabilities."""
-    from closedform.paper.experiments import cifar100_report, confidence
+    """On CIFAR-100: the `short` runs at their best settings, and `tried`, all of them. At the chosen settings: the `lead`
+    over learned cross-entropy in points of accuracy by optimizer and batch size, the mean and by seed, and the `average` of
+    the means over all of these, and over those with batches up to 1024 (`small`). Under SGD the `readings` of the paper's
+    table of probabilities."""
+    from closedform.paper.experiments import cifar100_report, confidence, optimizers
     from closedform.paper.sweeps import results
 
     table = results.load(ROOT / "results" / "cifar100")
     lead: dict[str, Any] = {"average": {}, "small": {}}
-    means: dict[str, dict[int, float]] = {}
-    for size, methods in cifar100_report.leads(table).items():
-        for method, points in methods.items():
-            mean = means.setdefault(_key(method), {})[size] = statistics.fmean(points.values())
-            lead.setdefault(str(size), {})[_key(method)] = {"mean": mean} | {str(s): v for s, v in points.items()}
+    means: dict[str, list[tuple[int, float]]] = {}
+    for optimizer in optimizers.NAMES:
+        for size, methods in cifar100_report.leads(table, optimizer).items():
+            for method, points in methods.items():
+                mean = statistics.fmean(points.values())
+                means.setdefault(_key(method), []).append((size, mean))
+                seeds = {str(seed): value for seed, value in points.items()}
+                lead.setdefault(optimizer, {}).setdefault(str(size), {})[_key(method)] = {"mean": mean} | seeds
     for method, by_size in means.items():
-        lead["average"][method] = statistics.fmean(by_size.values())
-        if small := [mean for size, mean in by_size.items() if size <= 1024]:
+        lead["average"][method] = statistics.fmean(mean for _, mean in by_size)
+        if small := [mean for size, mean in by_size if size <= 1024]:
             lead["small"][method] = statistics.fmean(small)
     readings: dict[str, Any] = {}
     for part in confidence.PARTS:

@@ -222,18 +222,24 @@ def accuracies(experiment: str = "cifar100") -> str:
     return _accuracies(experiment, "methods", lambda entry, tried: f"{entry.seeds}, {tried}")
 
 
-def leads(optimizer: str = "sgd") -> str:
+def leads() -> str:
     """Points of test accuracy on CIFAR-100 ahead of learned cross-entropy: the mean, in brackets by seed; bold where the
-    95 % interval of the mean leaves out 0. Last, the average over the batch sizes, where all have run."""
-    from closedform.paper.experiments import cifar100_report
+    95 % interval of the mean leaves out 0. Last, the average over all columns, where all have run."""
+    from closedform.paper.experiments import cifar100_report, optimizers
     from closedform.paper.sweeps import results
 
-    by_size = cifar100_report.leads(results.load(RESULTS.parents[1] / "results" / "cifar100"), optimizer)
+    table = results.load(RESULTS.parents[1] / "results" / "cifar100")
+    columns = {
+        f"{optimizer}, {size}": points
+        for optimizer in optimizers.NAMES
+        for size, points in cifar100_report.leads(table, optimizer).items()
+        if points
+    }
     body = []
     for method in cifar100_report.METHODS:
         cells, means = [], []
-        for of_size in by_size.values():
-            points = [point for _, point in sorted(of_size.get(method.key, {}).items())]
+        for of_column in columns.values():
+            points = [point for _, point in sorted(of_column.get(method.key, {}).items())]
             if not points:
                 cells.append("")
                 continue
@@ -242,9 +248,9 @@ def leads(optimizer: str = "sgd") -> str:
             shown = f"**{means[-1]:+.1f}**" if clear else f"{means[-1]:+.1f}"
             cells.append(f"{shown} ({', '.join(f'{point:+.1f}' for point in points)})")
         if means:
-            average = f"{statistics.fmean(means):+.1f}" if len(means) == len(by_size) else ""
+            average = f"{statistics.fmean(means):+.1f}" if len(means) == len(columns) else ""
             body.append([f"{method.label} †" if method.ours else method.label, *cells, average])
-    return _markdown(["method", *(f"{optimizer}, {size}" for size in by_size), "average"], body)
+    return _markdown(["method", *columns, "average"], body)
 
 
 def short_runs(experiment: str = "cifar100") -> str:

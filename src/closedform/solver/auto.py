@@ -34,10 +34,12 @@ from .rules import Memory, Rule, Source, Step, majorise
 from .systems import ClassRows, System
 
 SHARPNESS = 64.0
-# For losses other than the squared one: no memory, unless it is held, is shorter than so many batches, or than one that has
-# so many rows a feature, whichever is the shorter.
-BOUNDED_BATCHES = 100
-BOUNDED_ROWS = 100
+# For losses other than the squared one, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
+# feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
+# grows to the 20 batches with the steps so far, of which it is a tenth.
+BOUNDED_BATCHES = 20, 100
+BOUNDED_ROWS = 10, 100
+BOUNDED_STEPS = 10
 SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
 
@@ -131,7 +133,7 @@ class Auto(Rule):
         if isinstance(system, ClassRows):
             solve = self._by_class
         elif filtered:
-            gamma, hold = self._forgetting(None if batch.squared else batch.total, W)
+            gamma, hold = self._forgetting(None if batch.squared else batch.total, step, W)
             if batch.squared:
                 shortness = _constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
                 handicap = 1 + self.handicap * _scarcity(system.n, W.shape[-1]) ** 2 * shortness
@@ -179,14 +181,21 @@ class Auto(Rule):
                 new[name] = guard.chosen(sound, new[name], memory[name])
         return Step(mixed, new, sound.any() & (error - error == 0).any())
 
-    def _forgetting(self, rows: int | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _forgetting(self, rows: int | None, step: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """gamma and hold of every filter. A loss that is bounded by a quadratic at each batch (`rows` in it) has no use for
-        memories of few rows that nothing holds: rows that come again in the next epoch flatter them."""
+        memories of few rows that nothing holds: rows that come again in the next epoch flatter them. Nor, once the training
+        is under way, for those of few batches: they follow the moving features so closely that they predict the next batch
+        well, and the backbone learns less from them."""
         gamma, hold = _constant(self.forget, like), _constant(self.hold, like)
         if rows is None:
             return gamma, hold
-        shortest = 1 - max(1 / BOUNDED_BATCHES, min(1.0, rows / (BOUNDED_ROWS * like.shape[-1])))
-        return torch.where(hold > 0, gamma, gamma.clamp(min=shortest)), hold
+        (usual, most), (few, many) = BOUNDED_BATCHES, (count * like.shape[-1] / rows for count in BOUNDED_ROWS)
+        if many < usual:
+            shortest = 1 - 1 / (step.to(like.dtype) / BOUNDED_STEPS).clamp(many, usual)
+            longer = torch.maximum(gamma, shortest)
+        else:
+            longer = gamma.clamp(min=1 - 1 / min(most, max(usual, few)))
+        return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:
         """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one."""

@@ -1,0 +1,125 @@
+"""How short may the default's memories for cross-entropy be? On tables with classes and on small images.
+
+    python benchmarks/shortest_memory.py [--seconds 1200] [--out benchmarks/results]
+
+A learned layer, and the default rule with its bounds of now, of before (100 batches or 100 rows a feature, whichever is
+shorter) and with ten batches in place of twenty; at the middle rate of the swap test's ladder, one seed. Validation errors at
+the best of twelve marks: cross-entropy on the tables (an MLP of two layers of 128, batch size 256), the share of wrong labels
+on 8,000 images of CIFAR-100 (four convolutions to 256 features, batch size 256, 12 epochs). It needs the files of
+`CLOSEDFORM_DATA`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import common
+import swap_tasks
+import swap_train
+from closedform.paper.data import store
+from closedform.solver import auto
+from closedform.stack.networks import mlp
+
+NOW = (auto.BOUNDED_BATCHES, auto.BOUNDED_ROWS)
+BOUNDS = {"learned": NOW, "now": NOW, "before": ((1, 100), (100, math.inf)), "ten batches": ((10, 100), NOW[1])}
+
+
+class Convolutions(nn.Module):
+    """Features `(B, 256)` of images."""
+
+    def __init__(self):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs, stride in ((3, 24, 2), (24, 48, 1), (48, 96, 2), (96, 256, 2)):
+            layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((2, 3))
+
+
+def classes() -> list[str]:
+    """The tables with classes."""
+    with np.load(_file(), allow_pickle=False) as file:
+        return sorted(name[:-2] for name in file.files if name.endswith("/y") and file[name].dtype.kind == "i")
+
+
+def _file() -> Path:
+    path = store.data_file(swap_tasks.PMLB)
+    if path is None:
+        raise FileNotFoundError(f"{swap_tasks.PMLB} is not there; expected it in the folder CLOSEDFORM_DATA")
+    return path
+
+
+def table(name: str, seed: int) -> swap_tasks.Data:
+    """A table standardised by its training rows; a fifth of the others than the test rows is for validation."""
+    with np.load(_file(), allow_pickle=False) as file:
+        x, y, test = (file[f"{name}/{part}"] for part in ("x", "y", "test"))
+    x, y = x.astype(np.float64), np.unique(y, return_inverse=True)[1]
+    order = np.random.RandomState(seed).permutation(np.flatnonzero(~test.astype(bool)))
+    held, train = np.split(order, [len(order) // 5])
+    mean, std = x[train].mean(0), x[train].std(0)
+    x = (x - mean) / np.where(std > 1e-9, std, 1.0)
+    parts = (train, held, np.flatnonzero(test))
+    return swap_tasks.Data(*((torch.tensor(x[k]).float(), torch.tensor(y[k])) for k in parts), source=swap_tasks.PMLB)
+
+
+def task(name: str) -> swap_tasks.Task:
+    if name == "cifar100":
+        return swap_tasks.Task(
+            name, "cross-entropy", partial(swap_tasks._images, 10_000), lambda data: Convolutions(), 256,
+            lambda data: 100, {256: 12}, {"sgd": 0.2, "adamw": 3e-3, "muon": 3e-3}, weight_decay=5e-4,
+            decoupled_decay=0.05, warm_up=0.1, augmented=True,
+        )  # fmt: skip
+    rows = len(table(name, 0).train[0])
+    epochs = max(5, min(40, 3000 * 256 // rows))
+    return swap_tasks.Task(
+        name, "likelihood", partial(table, name), lambda data: mlp([data.train[0].shape[1], 128, 128]), 128,
+        lambda data: 1 + max(int(part[1].max()) for part in (data.train, data.test)), {256: epochs}, swap_tasks.RATES,
+    )  # fmt: skip
+
+
+def error(name: str, optimizer: str, rule: str) -> float | None:
+    """The validation error, None where the run diverges."""
+    auto.BOUNDED_BATCHES, auto.BOUNDED_ROWS = BOUNDS[rule]
+    one = task(name)
+    run = swap_train.Run(name, optimizer, 256, "learned" if rule == "learned" else "solved", 0, 0)
+    training = swap_train.Training(run, one, one.load(0), "cpu")
+    row = swap_train.train_together([training], math.inf, capture=False)[0]
+    return row["validation"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after so many")
+    parser.add_argument("--tasks", nargs="+", help="names of tables, cifar100 (default: all)")
+    parser.add_argument("--optimizers", nargs="+", default=["sgd", "adamw"], choices=["sgd", "adamw", "muon"])
+    parser.add_argument("--out", type=Path, default=common.RESULTS, help="folder of the JSON file")
+    args = parser.parse_args()
+    args.device, start = "cpu", time.perf_counter()
+    torch.set_num_threads(1)
+    rows = []
+    for optimizer in args.optimizers:
+        for name in args.tasks or ["cifar100", *classes()]:
+            if time.perf_counter() - start > args.seconds:
+                print(f"{name}, {optimizer}: no time left")
+                continue
+            errors = {rule: error(name, optimizer, rule) for rule in BOUNDS}
+            least = errors["learned"]
+            ratios = {rule: value / least if value and least else None for rule, value in errors.items()}
+            rows.append({"task": name, "optimizer": optimizer, "errors": errors, "ratios": ratios})
+            shown = ", ".join(f"{rule} {value:.3f}" for rule, value in ratios.items() if value and rule != "learned")
+            print(f"{name:20}{optimizer:7} learned {least:.4f}, {shown}", flush=True)
+            common.save(args, "shortest_memory", "validation errors by the shortest memory for cross-entropy", rows)
+
+
+if __name__ == "__main__":
+    main()
