@@ -53,6 +53,7 @@ def all_of_them() -> dict[str, Any]:
         "step": _step(),
         "swap": _swap(),
         "swap_quick": _cells(_rows("swap_quick-cpu")),
+        "shortest_memory": _shortest_memory(),
         "rule_time": _rule_time(),
         "memory": _memory(),
         "vocabulary": _vocabulary(),
@@ -128,6 +129,21 @@ def _cells(rows: list[dict]) -> dict[str, Any]:
         if "largest" in row:
             cell["factor"] = row["largest"]["factor"]
         cells.setdefault(_key(row["task"]), {}).setdefault(row["optimizer"], {})[str(row["batch_size"])] = cell
+    return cells
+
+
+def _shortest_memory() -> dict[str, Any]:
+    """Validation errors over the learned layer's by optimizer, task and bounds of the memories; of the `tables` the mean
+    (geometric) and the `worst`."""
+    cells: dict[str, Any] = {}
+    for row in _rows("shortest_memory-cpu"):
+        ratios = {_key(rule): value for rule, value in row["ratios"].items()}
+        cells.setdefault(row["optimizer"], {})[_key(row["task"])] = ratios
+    for tasks in cells.values():
+        tables = [ratios for task, ratios in tasks.items() if task != "cifar100"]
+        by_rule = {rule: [ratios[rule] for ratios in tables if ratios[rule]] for rule in tables[0]} if tables else {}
+        tasks["tables"] = {rule: statistics.geometric_mean(some) for rule, some in by_rule.items()}
+        tasks["worst"] = {rule: max(some) for rule, some in by_rule.items()}
     return cells
 
 
