@@ -361,7 +361,10 @@ def _images() -> dict[str, Any]:
                 means.setdefault(_key(method), []).append((size, mean))
                 seeds = {str(seed): value for seed, value in points.items()}
                 lead.setdefault(optimizer, {}).setdefault(str(size), {})[_key(method)] = {"mean": mean} | seeds
+    columns = max(map(len, means.values()), default=0)
     for method, by_size in means.items():
+        if len(by_size) < columns:
+            continue  # as in the table, an average over fewer would be another one
         lead["average"][method] = statistics.fmean(mean for _, mean in by_size)
         if small := [mean for size, mean in by_size if size <= 1024]:
             lead["small"][method] = statistics.fmean(small)

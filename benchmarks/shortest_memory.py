@@ -49,28 +49,23 @@ class Convolutions(nn.Module):
 
 def classes() -> list[str]:
     """The tables with classes."""
-    with np.load(_file(), allow_pickle=False) as file:
-        return sorted(name[:-2] for name in file.files if name.endswith("/y") and file[name].dtype.kind == "i")
-
-
-def _file() -> Path:
     path = store.data_file(swap_tasks.PMLB)
     if path is None:
         raise FileNotFoundError(f"{swap_tasks.PMLB} is not there; expected it in the folder CLOSEDFORM_DATA")
-    return path
+    with np.load(path, allow_pickle=False) as file:
+        return sorted(name[:-2] for name in file.files if name.endswith("/y") and file[name].dtype.kind == "i")
 
 
 def table(name: str, seed: int) -> swap_tasks.Data:
     """A table standardised by its training rows; a fifth of the others than the test rows is for validation."""
-    with np.load(_file(), allow_pickle=False) as file:
-        x, y, test = (file[f"{name}/{part}"] for part in ("x", "y", "test"))
-    x, y = x.astype(np.float64), np.unique(y, return_inverse=True)[1]
-    order = np.random.RandomState(seed).permutation(np.flatnonzero(~test.astype(bool)))
+    x, y, test, source = swap_tasks._rows(name, seed)
+    y = np.unique(y, return_inverse=True)[1]
+    order = np.random.RandomState(seed).permutation(np.flatnonzero(~test))
     held, train = np.split(order, [len(order) // 5])
     mean, std = x[train].mean(0), x[train].std(0)
     x = (x - mean) / np.where(std > 1e-9, std, 1.0)
     parts = (train, held, np.flatnonzero(test))
-    return swap_tasks.Data(*((torch.tensor(x[k]).float(), torch.tensor(y[k])) for k in parts), source=swap_tasks.PMLB)
+    return swap_tasks.Data(*((torch.tensor(x[k]).float(), torch.tensor(y[k])) for k in parts), source=source)
 
 
 def images(seed: int) -> swap_tasks.Data:
