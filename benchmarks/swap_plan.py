@@ -15,7 +15,7 @@ from pathlib import Path
 
 import swap_tasks
 from closedform.files import atomic
-from swap_train import Run, rate_of, rule_name, solved_head
+from swap_train import Run, rate_of, rule_of, solved_head
 
 HEADS = ("learned", "solved")
 RUNGS = (-2, -1, 0, 1, 2)
@@ -71,7 +71,7 @@ def run_of(row: dict) -> Run:
 
 
 def _default_rules(tasks: dict[str, swap_tasks.Task]) -> dict[str, str]:
-    return {name: rule_name(solved_head(task, 2)) for name, task in tasks.items()}
+    return {name: rule_of(solved_head(task, 2)) for name, task in tasks.items()}
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -28,7 +28,7 @@ import closedform as cf
 import swap_optimizers as optimizers
 import swap_tasks
 from closedform.paper.data import cifar
-from closedform.solver import auto
+from closedform.paper.experiments.cifar100_model import rule_name
 
 MARKS = 12
 LOOK = 100  # steps between two looks at the clock
@@ -69,14 +69,9 @@ def solved_head(task: swap_tasks.Task, outputs: int, rule: cf.Rule | None = None
     return cf.ClosedFormLinear(task.features, outputs, rule=rule, loss=loss)
 
 
-def rule_name(head: nn.Module) -> str:
-    """What the solved layer does, so that runs by another default can be told apart."""
-    if not isinstance(head, cf.ClosedFormLinear):
-        return repr(head)
-    rule = repr(head.rule)
-    if isinstance(head.rule, cf.Auto) and not isinstance(head.loss, cf.Squared):
-        rule += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
-    return rule
+def rule_of(head: nn.Module) -> str:
+    """What the solved layer does."""
+    return rule_name(head.rule, head.loss) if isinstance(head, cf.ClosedFormLinear) else repr(head)
 
 
 def objective(task: swap_tasks.Task, z: Tensor, y: Tensor) -> Tensor:
@@ -230,7 +225,7 @@ class Training:
         if not self.diverged:
             _, validation, test = min(self.curve, key=lambda row: row[1])
             ended = {"validation": validation, "test": test}
-        rule = None if self.learned else rule_name(self.head)
+        rule = None if self.learned else rule_of(self.head)
         parameters = sum(p.numel() for p in self.backbone.parameters())
         return {
             **asdict(self.run),

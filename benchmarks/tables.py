@@ -218,13 +218,14 @@ def _best(name: str, digits: str, **changes: Any) -> str:
 
 def accuracies(experiment: str = "cifar100") -> str:
     """Test accuracy on CIFAR-100 in per cent at the chosen setting, with the 95 % interval over the seeds; in brackets the
-    number of seeds, and of settings that were tried in short runs."""
+    number of seeds, and of settings that were tried in short runs; ² is an earlier default rule."""
     return _accuracies(experiment, "methods", lambda entry, tried: f"{entry.seeds}, {tried}")
 
 
 def leads() -> str:
     """Points of test accuracy on CIFAR-100 ahead of learned cross-entropy: the mean, in brackets by seed; bold where the
-    95 % interval of the mean leaves out 0. Last, the average over all columns, where all have run."""
+    95 % interval of the mean leaves out 0, ² is an earlier default rule. Last, the average over all columns, where all have
+    run."""
     from closedform.paper.experiments import cifar100_report, optimizers
     from closedform.paper.sweeps import results
 
@@ -235,10 +236,10 @@ def leads() -> str:
         for size, points in cifar100_report.leads(table, optimizer).items()
         if points
     }
-    body = []
+    body, earlier = [], _earlier(table)
     for method in cifar100_report.METHODS:
         cells, means = [], []
-        for of_column in columns.values():
+        for name, of_column in columns.items():
             points = [point for _, point in sorted(of_column.get(method.key, {}).items())]
             if not points:
                 cells.append("")
@@ -246,15 +247,18 @@ def leads() -> str:
             means.append(statistics.fmean(points))
             clear = abs(means[-1]) > results.half_width(points)
             shown = f"**{means[-1]:+.1f}**" if clear else f"{means[-1]:+.1f}"
+            shown += "²" * ((name, method.key) in earlier)
             cells.append(f"{shown} ({', '.join(f'{point:+.1f}' for point in points)})")
         if means:
             average = f"{statistics.fmean(means):+.1f}" if len(means) == len(columns) else ""
+            average += "²" * (average != "" and any((name, method.key) in earlier for name in columns))
             body.append([f"{method.label} †" if method.ours else method.label, *cells, average])
     return _markdown(["method", *columns, "average"], body)
 
 
 def short_runs(experiment: str = "cifar100") -> str:
-    """Test accuracy in per cent at the best setting of the short runs; in brackets how many settings were tried."""
+    """Test accuracy in per cent at the best setting of the short runs; in brackets how many settings were tried; ² is an
+    earlier default rule."""
     return _accuracies(experiment, "settings", lambda entry, tried: str(tried))
 
 
@@ -263,7 +267,7 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
 
     table, spec = panels.read(RESULTS.parents[1] / "results" / experiment)
     facets = summary.best_settings(table, dataclasses.replace(spec, where=spec.where | {"study": [study]}))
-    head = _columns(facets)
+    head, earlier = _columns(facets), _earlier(table)
     body = []
     for method in spec.methods:
         cells = []
@@ -273,6 +277,7 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
                 cells.append("")
                 continue
             text = f"{100 * entry.final:.1f}" if entry.final > 0 else "diverges"
+            text += "²" * ((name, method.key) in earlier)
             text += f" ± {100 * entry.half_width:.1f}" if entry.seeds > 1 else ""
             tried = len(_tried(table, spec, name, method.key).drop_duplicates([*spec.settings]))
             ahead = entry.best and len(facet.entries) > 1
@@ -280,6 +285,14 @@ def _accuracies(experiment: str, study: str, bracket: Callable[[Any, int], str])
         if any(cells):
             body.append([f"{method.label} †" if method.ours else method.label, *cells])
     return _markdown(["method", *head], body)
+
+
+def _earlier(table: Any) -> set[tuple[str, str]]:
+    """The columns of `_columns` and methods whose runs are by an earlier default rule."""
+    from closedform.paper.experiments import cifar100_report
+
+    cells = cifar100_report.by_an_earlier_default(table)
+    return {(f"{optimizer}, {size}", method) for optimizer, size, method in cells}
 
 
 def _columns(facets: list[Any]) -> list[str]:
@@ -322,17 +335,19 @@ def settings(experiment: str = "cifar100") -> str:
 
 
 def confidence(optimizer: str = "sgd") -> str:
-    """The mean largest probability on CIFAR-100, and with a fitted temperature; beside it the accuracy."""
+    """The mean largest probability on CIFAR-100, and with a fitted temperature; beside it the accuracy; ² is an earlier
+    default rule."""
     from closedform.paper.experiments import cifar100_report
     from closedform.paper.sweeps import results
 
     table = results.load(RESULTS.parents[1] / "results" / "cifar100")
     values = {what: cifar100_report.confidence(table, optimizer, what) for what in ("confidence", "calibrated", "test")}
-    sizes = list(values["test"])
+    sizes, earlier = list(values["test"]), _earlier(table)
     body = []
     for method in cifar100_report.METHODS:
         cells = [
             " / ".join(f"{by_size[size][method.key]:.2f}" for by_size in values.values())
+            + "²" * ((f"{optimizer}, {size}", method.key) in earlier)
             if method.key in values["test"][size]
             else ""
             for size in sizes

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from ..sweeps.records import Records
 from ..sweeps.work import RUNS, Work
 from . import cifar100_plan as plan
 from .batches import DeviceImages
-from .cifar100_model import classifier
+from .cifar100_model import classifier, default_name
 from .cifar100_report import SETTINGS, experiment
 from .classifier import trained
 
@@ -161,14 +161,34 @@ def table_of(records: Records) -> pd.DataFrame:
 
     columns = ("rejected", "device", "torch", "closedform")
     frames = []
-    for record in records:
-        frame = pd.DataFrame(record["rows"]).assign(**record["config"], **{key: record[key] for key in columns})
+    for record in by_one_default(records):
+        config = {"rule": None} | record["config"]
+        frame = pd.DataFrame(record["rows"]).assign(**config, **{key: record[key] for key in columns})
         frames.append(frame.astype(dict.fromkeys((*SETTINGS, "limit"), "float64")))
     if not frames:
         return pd.DataFrame()
     table = pd.concat(frames, ignore_index=True)
     measured = table.get("test_mean", math.nan)  # short runs alone have no probabilities
     return with_studies(table.assign(confidence=measured))
+
+
+def by_one_default(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All runs; but of a cell that several versions of the default rule have run, only those of one version: the one with
+    the most runs at the chosen setting, then with the most short runs; of equals the present one."""
+    stages: dict[plan.Cell, dict[str | None, list[str]]] = {}
+    for record in records:
+        config = record["config"]
+        stages.setdefault(_cell(config), {}).setdefault(config.get("rule"), []).append(config["stage"])
+    shown = {cell: _version(by_rule, default_name(cell.method)) for cell, by_rule in stages.items()}
+    return [record for record in records if record["config"].get("rule") == shown[_cell(record["config"])]]
+
+
+def _cell(config: dict[str, Any]) -> plan.Cell:
+    return plan.Cell(config["optimizer"], config["batch_size"], config["method"])
+
+
+def _version(stages: dict[str | None, list[str]], present: str | None) -> str | None:
+    return max(stages, key=lambda rule: (stages[rule].count("final"), len(stages[rule]), rule == present))
 
 
 def with_studies(table: pd.DataFrame) -> pd.DataFrame:

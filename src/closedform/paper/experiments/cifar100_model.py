@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ...head import ClosedFormLinear
-from ...solver.auto import Auto
+from ...solver import auto
 from ...solver.lambdas import follow_lr, relative
-from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared
+from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared, Squared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
 from ...stack.optimizers import cosine
 from ..models.resnet import resnet18, resnet50
@@ -60,10 +60,23 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     if method == "proximal":
         return Proximal(relative(config["ratio"]) if config["lam"] is None else config["lam"])
     if method.startswith("auto"):
-        return Auto()
+        return auto.Auto()
     if method.startswith("kalman"):
         return Kalman(follow_lr(optimizer, forget=config["forget"]))
     return Proximal(relative(follow_lr(optimizer, config["ratio"])))
+
+
+def rule_name(rule: Rule, loss: Loss) -> str:
+    """What a rule does under a loss, so that runs by another default can be told apart."""
+    name = repr(rule)
+    if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
+        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
+    return name
+
+
+def default_name(method: str) -> str | None:
+    """The name of the default rule of now, for a method that takes the default; None for the others."""
+    return rule_name(auto.Auto(), loss_of(method)) if method.startswith("auto") else None
 
 
 def simplex(classes: int, features: int, seed: int) -> Tensor:

@@ -5,6 +5,9 @@ with one seed choose its settings by validation accuracy: three rates around a s
 last of them, one beyond it, else another value of the method's other setting (a longer memory), or a rate in between where
 there is none. In the second, the chosen setting is trained longer, with several seeds. Studies then change one thing about
 it.
+
+A run of the default rule has the rule's name in its configuration. So a run by an earlier default is another run: it does
+not count here, and is done again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 from ...state import INITS
 from ..sweeps.records import Records
 from ..sweeps.results import LAST
-from .cifar100_model import WEIGHT_DECAY
+from .cifar100_model import WEIGHT_DECAY, default_name
 from .cifar100_report import METHODS, SETTINGS
 
 BATCH_SIZES = (32, 128, 1024, 4096)
@@ -105,6 +108,8 @@ class RunScale:
         shared |= {"epochs": self.search_epochs if stage == "search" else self.epochs, "stage": stage, "seed": seed}
         settings = dict.fromkeys(SETTINGS) | {"lr": setting.lr} | ({cell.axis: setting.value} if cell.axis else {})
         design = {"init": "zeros", "bias": True, "algorithm": 1, "smoothing": 0.0}
+        if (rule := default_name(cell.method)) is not None:
+            shared["rule"] = rule
         return shared | asdict(cell) | {"weight_decay": WEIGHT_DECAY[cell.optimizer]} | settings | design | changed
 
 

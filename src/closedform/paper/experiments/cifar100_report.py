@@ -11,6 +11,7 @@ from ..data import cifar
 from ..report import text as words
 from ..report.spec import Curves, Experiment, Method, Sensitivity, environment, load
 from ..sweeps import results
+from .cifar100_model import default_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,17 @@ def leads(table: pd.DataFrame, optimizer: str = "sgd") -> dict[int, dict[str, di
             paired = {str(method): own.dropna().to_dict() for method, own in ahead.items()}
             points[int(size)] = {method: own for method, own in paired.items() if own}
     return points
+
+
+def by_an_earlier_default(table: pd.DataFrame) -> list[tuple[str, int, str]]:
+    """Optimizer, batch size and method of the runs that the default rule of an earlier version has made. All rows of such a
+    cell are by one version (`cifar100.by_one_default`)."""
+    cells = table.drop_duplicates(["optimizer", "batch_size", "method"]).to_dict("records")
+    return sorted(
+        (row["optimizer"], int(row["batch_size"]), row["method"])
+        for row in cells
+        if (rule := default_name(row["method"])) is not None and row["rule"] != rule
+    )
 
 
 def sections(folder: Path) -> list[str]:
@@ -153,7 +165,11 @@ def _what_has_run(table: pd.DataFrame) -> str:
     parts = [f"The chosen settings of {len(seeds)} combinations of method, optimizer and batch size have run"]
     for count in sorted(set(seeds), reverse=True):
         parts.append(f"{(seeds == count).sum()} with {count} seed{'s' if count > 1 else ''}")
-    return f"{', '.join(parts)}."
+    earlier = [f"{optimizer} at {size}" for optimizer, size, _ in by_an_earlier_default(table)]
+    sentences = [f"{', '.join(parts)}."]
+    if earlier:
+        sentences.append(f"The runs of the default rule under {words.listed(earlier)} are by an earlier default.")
+    return " ".join(sentences)
 
 
 def _short_runs(table: pd.DataFrame, short: dict[str, list], epochs: int) -> list[Curves | Sensitivity]:
