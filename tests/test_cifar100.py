@@ -1,5 +1,6 @@
 """The CIFAR-100 experiment on generated images: every method, stopping and going on, the table, the report, the claims."""
 
+import dataclasses
 import json
 import math
 import random
@@ -29,6 +30,7 @@ from closedform.paper.experiments.cifar100_plan import Cell, PlannedTask, RunSca
 from closedform.paper.sweeps import grid, results
 from closedform.paper.sweeps.records import Records
 from closedform.paper.sweeps.work import OutOfTime
+from closedform.solver import auto
 
 ROOT = Path(__file__).parents[1]
 SMALL = RunScale(epochs=2, search_epochs=1, seeds=2, limit=200, source="synthetic", net="small", precision="fp32")
@@ -144,6 +146,50 @@ def test_a_seed_of_every_setting_comes_before_the_next_seed(tmp_path):
         records.add(runs[0], rows=[{"step": 10, "validation": 0.5}])
     assert order[-4:] == [("final", seed, method) for seed in (0, 1) for method in ("l2", "cross-entropy")]
     assert all(stage == "search" for stage, *_ in order[:-4])
+
+
+@pytest.fixture
+def another_default(monkeypatch):
+    """A function that changes the default's constants, as another version of the library would."""
+    return lambda: monkeypatch.setattr(auto, "BOUNDED_STEPS", auto.BOUNDED_STEPS + 1)
+
+
+def with_every_run(records, cell, seeds):
+    scale = dataclasses.replace(SMALL, seeds=seeds)
+    while runs := cifar100_plan.next_runs(PlannedTask(cell), records, scale):
+        for config in runs:
+            noted = {"rejected": 0, "device": "cpu", "torch": "", "closedform": ""}
+            rows = [{"step": 10, "wall_s": 1.0, "validation": 0.5, "test": 0.5}]
+            records.add(config, rows=rows, **noted)
+
+
+def test_runs_by_an_earlier_default_are_done_again(tmp_path, another_default):
+    records, default, learned = Records(tmp_path), Cell("sgd", 32, "auto cross-entropy"), Cell("sgd", 32, "l2")
+    for cell in (default, learned):
+        with_every_run(records, cell, SMALL.seeds)
+    another_default()
+    records = Records(tmp_path)
+    assert cifar100_plan.next_runs(PlannedTask(learned), records, SMALL) == []
+    again = cifar100_plan.next_runs(PlannedTask(default), records, SMALL)
+    assert {config["stage"] for config in again} == {"search"}
+    assert len(again) == 3, "no earlier run counts"
+
+
+def test_a_table_has_one_default_a_cell_and_says_where_it_is_an_earlier_one(tmp_path, another_default):
+    records, cells = Records(tmp_path / "runs"), [Cell("sgd", size, "auto cross-entropy") for size in (32, 64)]
+    for cell in cells:
+        with_every_run(records, cell, 2)
+    earlier = cifar100_model.default_name(cells[0].method)
+    another_default()
+    with_every_run(records, cells[0], 1)
+    with_every_run(records, cells[1], 2)
+    table = cifar100.collect(tmp_path)
+    assert set(table.loc[table["batch_size"] == 32, "rule"]) == {earlier}, "fewer runs replace none"
+    assert set(table.loc[table["batch_size"] == 64, "rule"]) == {cifar100_model.default_name(cells[1].method)}
+    assert not table.duplicated(["study", "batch_size", "stage", "lr", "seed", "step"]).any()
+    assert cifar100_report.by_an_earlier_default(table) == [("sgd", 32, "auto cross-entropy")]
+    with_every_run(records, cells[0], 2)
+    assert cifar100_report.by_an_earlier_default(cifar100.collect(tmp_path)) == []
 
 
 # ---- One run -------------------------------------------------------------------------------------
@@ -423,10 +469,14 @@ def test_a_run_that_would_take_too_long_is_not_started(tmp_path):
     row = {"step": 5, "validation": 0.1, "wall_s": 100.0}
     work.records.add(first, rows=[row])  # of another time, when others shared the device
     assert work.next() == second
-    work.take(second, lambda: {"rows": [row]})
+    work.take(second, lambda: {"rows": [row]})  # most of its time was spent before it was put aside
+    assert work.next() == others[0]
+    work.started[grid.digest(others[0])] -= 200
+    work.take(others[0], lambda: {"rows": [row]})
+    further = cifar100_plan.next_runs(PlannedTask(cell), work.records, SMALL)[0]
     assert work.next() is None
     work.deadline = time.time() + 500
-    assert work.next() == others[0]
+    assert work.next() == further
 
 
 def test_several_runs_at_once_give_what_one_after_another_gives(tmp_path):

@@ -46,7 +46,8 @@ class Work:
     wanted: the runs that can be done now, by what has been done, most wanted first.
     alike: the settings that runs which take equally long for an epoch have in common.
     deadline: a time of `time.time` after which nothing is started. A run that would not be finished by then is not started
-        either, going by the runs like it that this object has done: other times, others shared the device.
+        either, going by the runs like it that this object has done from their beginning: other times, others shared the
+        device.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Work:
         self.out, self.experiment, self.wanted, self.alike = out, experiment, wanted, alike
         self.deadline, self.say, self.options = deadline, say, options
         self.records = Records(out / RUNS)
-        self.started: set[str] = set()
+        self.started: dict[str, float] = {}  # when, by the digest
         self.failures: list[tuple[Config, str]] = []
         self._pace, self._epochs = Pace(say, "The runs that are known so far"), 0.0  # done since the start
         self._seconds: dict[tuple, float] = {}  # the most that an epoch of such a run has taken
@@ -72,7 +73,7 @@ class Work:
         """The first run that is wanted, fits into the time left and has not been started."""
         for config in self.wanted(self.records):
             if digest(config) not in self.started and self._fits(config):
-                self.started.add(digest(config))
+                self.started[digest(config)] = time.time()
                 return config
         return None
 
@@ -107,8 +108,9 @@ class Work:
             last = noted["rows"][-1]
             parts = [f"{part} {last[part]:.4f}" for part in ("validation", "test") if part in last]
             self.say(f"{name}: {', '.join(parts)}, {last['wall_s']:.0f} s")
-            kind, seconds = self._kind(config), last["wall_s"] / config["epochs"]
-            self._seconds[kind] = max(seconds, self._seconds.get(kind, 0.0))
+            if last["wall_s"] <= time.time() - self.started[digest(config)]:  # else it has been put aside before
+                kind, seconds = self._kind(config), last["wall_s"] / config["epochs"]
+                self._seconds[kind] = max(seconds, self._seconds.get(kind, 0.0))
             self._epochs += config["epochs"]
             self._tell()
 
