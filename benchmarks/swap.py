@@ -87,8 +87,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def cells(args: argparse.Namespace) -> tuple[list[Cell], dict[str, str]]:
-    """The cells that can be run, and why the optimizers that are left out cannot."""
-    skipped = {name: why for name in args.optimizers if (why := swap_optimizers.missing(name)) is not None}
+    """The cells that can be run, and why the optimizers that are left out cannot. A summary needs none of them."""
+    named = () if args.summary else args.optimizers
+    skipped = {name: why for name in named if (why := swap_optimizers.missing(name)) is not None}
     known = swap_tasks.tasks(args.quick)
     chosen = [
         Cell(task, optimizer, size, args.quick)
