@@ -2,7 +2,9 @@
 
 Run by test_kernels.py in a process of its own, where TRITON_INTERPRET is 1. On a GPU see test_gpu.py."""
 
+import copy
 import itertools
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 import closedform as cf
 from closedform.solver import cuda, elimination, guard, reference
+from closedform.solver.batch import Batch
 from closedform.solver.guard import Layer
 from closedform.stack import optimizers
 
@@ -193,40 +196,138 @@ def test_a_backward_through_the_old_layer_is_noticed(kernels):
         loss.backward()
 
 
+# ---- Filters -----------------------------------------------------------------------------------------
+
+FILTERS = {
+    "auto": cf.Auto(),
+    "auto, no handicap": cf.Auto((0.5, 0.99), (0.0, 10.0), (1.0, 10.0), handicap=0.0),
+    "kalman": cf.Kalman(0.9, form="information"),
+    "kalman, number": cf.Kalman(0.99, lam=2.0, form="information"),
+    "kalman, schedule": cf.Kalman(lambda step: 1 - 0.1 / (1 + step), form="information"),
+    "kalman, float schedule": cf.Kalman(lambda step: 0.95, form="information"),
+}
+LOSSES = {
+    "squared": cf.Squared(),
+    "one-hot": cf.OneHotSquared(),
+    "cross-entropy": cf.CrossEntropy(),
+    "ignored": cf.CrossEntropy(ignore_index=1, label_smoothing=0.1),
+}
+
+
+def filtered(rule, loss, d, o, bias, n, steps=4, changed=False):
+    """The same head twice, solved without and with kernels on the same batches."""
+    heads = [cf.ClosedFormLinear(d, o, bias, rule=FILTERS[rule], loss=LOSSES[loss]) for _ in range(2)]
+    for t in range(steps):
+        g = torch.Generator().manual_seed(t)
+        phi = torch.randn(n, d, generator=g)
+        y = torch.randint(0, o, (n,), generator=g) if LOSSES[loss].labels else torch.randn(n, o, generator=g)
+        for one, module in zip(heads, (None, cuda)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(guard, "_kernels", lambda layer, module=module: module)
+                one.solve(phi, y)
+        if changed and t == 1:
+            for one in heads:
+                one.set_weights_(matrix(one) + 0.1)
+    return heads
+
+
+def same_state(plain, fast, tolerance=1e-5):
+    assert (int(fast.step), int(fast.attempts)) == (int(plain.step), int(plain.attempts))
+    for name, tensor in plain.state_dict().items():
+        assert relative(fast.state_dict()[name].double(), tensor.double()) < tolerance, name
+
+
+@biases
+@pytest.mark.parametrize("n", [4, 70])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("rule", FILTERS)
+def test_filters_by_kernels_are_the_plain_ones(rule, loss, n, bias):
+    plain, fast = filtered(rule, loss, 7, 3, bias, n)
+    assert int(fast.step) == 4
+    same_state(plain, fast)
+
+
+@pytest.mark.parametrize(("n", "d", "o"), [(1, 3, 1), (33, 31, 5), (20, 64, 40), (300, 40, 2), (5, 200, 3)])
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_filters_of_any_shape(n, d, o, loss):
+    plain, fast = filtered("auto", loss, d, o + (loss != "squared"), True, n)
+    same_state(plain, fast)
+
+
+def test_filters_follow_a_layer_that_was_set():
+    same_state(*filtered("auto", "squared", 7, 3, True, 9, changed=True))
+
+
+@pytest.mark.parametrize("rule", ["auto", "kalman"])
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("where", ["phi", "y"])
+def test_filters_refuse_what_is_not_finite(rule, steps, bad, where, kernels):
+    """As on a device, where nobody looks at the values. A single filter starts anew after a finite batch that it refused."""
+    _, layer = filtered(rule, "squared", 7, 3, True, 9, steps)
+    before = copy.deepcopy(layer.state_dict())
+    phi, y = problem(9, 7, 3)
+    (phi if where == "phi" else y)[2, 1] = bad
+    layer._take(Batch(phi, y, bias=True))
+    assert int(layer.rejected) == 1
+    anew = {"memory_information"} if rule == "kalman" and steps and (bad, where) == (1e300, "y") else set()
+    changed = {name for name, tensor in layer.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"attempts"} | anew
+    phi, y = (tensor.float() for tensor in problem(9, 7, 3))
+    layer.solve(phi, y)
+    assert (int(layer.step), int(layer.rejected)) == (steps + 1, 1)
+
+
+@overflows
+@pytest.mark.parametrize("rule", ["auto", "kalman"])
+def test_filters_that_overflow_in_some_entries_change_none(overflow, rule, kernels):
+    chosen = cf.Kalman(0.9, lam=overflow.lam, form="information") if rule == "kalman" else cf.Auto()
+    layer = cf.ClosedFormLinear(*overflow.shape, overflow.bias, rule=chosen)
+    layer.set_weights_(torch.full((layer.out_features, layer.features), 0.5))
+    layer.solve(overflow.phi, overflow.y)
+    if int(layer.rejected):
+        assert (matrix(layer) == 0.5).all()
+        assert not layer._memory()["information"].any()
+    assert rule == "auto" or int(layer.rejected) == 1
+
+
+def test_one_filter_that_fails_leaves_the_others(kernels):
+    _, layer = filtered("auto", "squared", 7, 3, True, 9)
+    broken = copy.deepcopy(layer)
+    for one in (layer, broken):
+        one._memory()["information"][2].neg_() if one is broken else None
+        phi, y = (tensor.float() for tensor in problem(9, 7, 3))
+        one.solve(phi, y)
+    assert int(broken.rejected) == 0
+    assert float(broken.memory_.weight[2]) == 0.0
+    assert relative(broken._memory()["layers"][[0, 1, 3, 4]], layer._memory()["layers"][[0, 1, 3, 4]]) < 1e-12
+
+
+def test_a_single_filter_that_fails_starts_anew(kernels):
+    _, layer = filtered("kalman", "squared", 7, 3, True, 9)
+    layer._memory()["information"].neg_()
+    phi, y = (tensor.float() for tensor in problem(9, 7, 3))
+    layer.solve(phi, y)
+    assert int(layer.rejected) == 1
+    assert torch.equal(layer._memory()["information"], layer._memory()["prior"].diag())
+
+
 # ---- Many small systems ------------------------------------------------------------------------------
 
 
-def invert_(blocks, inverse, sound):
-    """`elimination.invert_blocks` as it is on a CUDA device."""
-    count, size = blocks.shape[:2]
-    elimination._invert[(count,)](blocks, blocks.stride(0), blocks.stride(1), inverse, sound, N=size, num_warps=2)
-
-
 @pytest.mark.parametrize("condition", [10.0, 1e6])
-def test_blocks_are_inverted(condition):
-    g = torch.Generator().manual_seed(0)
-    Q = torch.linalg.qr(torch.randn(3, 32, 32, generator=g, dtype=torch.float64)).Q
-    S = torch.logspace(0, float(torch.tensor(condition).log10()), 32, dtype=torch.float64)
-    K = Q * S @ Q.mT
-    inverse, sound = torch.empty_like(K), torch.empty(3, dtype=torch.bool)
-    invert_(K, inverse, sound)
-    assert sound.tolist() == [True] * 3
-    assert relative(inverse, torch.linalg.inv(K)) < 1e-13 * condition
-    K[1] -= 2 * torch.eye(32, dtype=torch.float64)  # one eigenvalue below zero
-    invert_(K, inverse, sound)
-    assert sound.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("m", [5, 32, 70])
-def test_elimination_by_the_kernel_solves(m, monkeypatch):
-    monkeypatch.setattr(elimination, "invert_blocks", invert_)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(("m", "r"), [(5, 3), (32, 1), (64, 40), (70, 3), (130, 33)])
+def test_elimination_by_the_kernel_solves(m, r, condition, dtype):
     g = torch.Generator().manual_seed(m)
-    X = torch.randn(4, m, 2 * m, generator=g, dtype=torch.float64)
-    K, B = X @ X.mT, torch.randn(4, m, 3, generator=g, dtype=torch.float64)
-    K[2] = -K[2]
-    solved, ok = elimination.eliminate(K, B)
+    Q = torch.linalg.qr(torch.randn(4, m, m, generator=g, dtype=torch.float64)).Q
+    K = Q * torch.logspace(0, math.log10(condition), m, dtype=torch.float64) @ Q.mT
+    K[2] -= 2 * torch.eye(m, dtype=torch.float64)  # one eigenvalue below zero, in the first block or in a later one
+    B = torch.randn(4, m, r, generator=g, dtype=torch.float64)
+    solved, ok = elimination.by_blocks(K.to(dtype), B.to(dtype))
     assert ok.tolist() == [True, True, False, True]
-    assert relative(solved[[0, 1, 3]], torch.linalg.solve(K, B)[[0, 1, 3]]) < 1e-10
+    good = [0, 1, 3]
+    assert relative(solved[good].double(), torch.linalg.solve(K, B)[good]) < 100 * torch.finfo(dtype).eps * condition
 
 
 # ---- The optimizers of a stack -----------------------------------------------------------------------

@@ -292,3 +292,42 @@ def test_a_stack_of_instrumental_variable_models_is_that_of_the_cpu(batch):
         errors.append(models.measure())
     for name, values in errors[0].items():
         torch.testing.assert_close(errors[1][name], values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "d", "o"), [(32, 200, 12), (128, 512, 10), (300, 100, 3), (8192, 64, 1), (1, 20, 2)])
+@pytest.mark.parametrize("loss", [cf.Squared(), cf.CrossEntropy(label_smoothing=0.1)], ids=["squared", "labels"])
+@pytest.mark.parametrize("rule", [cf.Auto(), cf.Kalman(form="information")], ids=["default", "kalman"])
+def test_filters_equal_the_cpus(rule, loss, n, d, o):
+    """By kernels of their own, without a wait for the device."""
+    o = max(o, 2) if loss.labels else o
+    layers = [cf.ClosedFormLinear(d, o, rule=rule, loss=loss).to(device) for device in ("cpu", "cuda")]
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        phi = torch.randn(n, d, generator=g)
+        y = torch.randint(0, o, (n,), generator=g) if loss.labels else torch.randn(n, o, generator=g)
+        layers[0].solve(phi, y)
+        phi, y = phi.cuda(), y.cuda()
+        if seed:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            layers[1].solve(phi, y)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert int(layers[1].rejected) == 0
+    for name, tensor in layers[0].state_dict().items():
+        assert relative(layers[1].state_dict()[name].cpu().double(), tensor.double()) < 1e-5, name
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rule", [cf.Auto(), cf.Kalman(form="information")], ids=["default", "kalman"])
+def test_filters_refuse_bad_values(rule, bad):
+    layer = cf.ClosedFormLinear(40, 3, rule=rule).cuda()
+    phi, y = (t.float().cuda() for t in problem(50, 40, 3))
+    layer.solve(phi, y)
+    before = {k: v.clone() for k, v in layer.state_dict().items() if k != "attempts"}
+    wrong = phi.clone()
+    wrong[3, 4] = bad
+    layer.solve(wrong, y)
+    layer.solve(phi, y * bad)
+    assert int(layer.rejected) == 2
+    assert all(torch.equal(v, layer.state_dict()[k]) for k, v in before.items())

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from . import class_systems, filters, guard, lambdas, linalg, route
 from .linalg import Solved
-from .rules import Memory, Rule, Source, Step, majorise
+from .rules import Filters, Memory, Rule, Source, Step, majorise
 from .systems import ClassRows, System
 
 SHARPNESS = 64.0
@@ -121,6 +121,18 @@ class Auto(Rule):
             }
         return memory
 
+    def filters(self, features: int, step: Tensor) -> Filters | None:
+        if not self.filtered(features):
+            return None
+        return Filters(
+            self.forget,
+            self.hold,
+            weighed=True,
+            shortest=self.forget,
+            discount=self.discount,
+            handicap=self.handicap,
+        )
+
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
         stated = system = batch.systems(W, layers)
@@ -135,7 +147,7 @@ class Auto(Rule):
         elif filtered:
             gamma, hold = self._forgetting(None if batch.squared else batch.total, step, W)
             if batch.squared:
-                shortness = _constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
+                shortness = constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
                 handicap = 1 + self.handicap * _scarcity(system.n, W.shape[-1]) ** 2 * shortness
             units = lambdas.units(system)
             first = memory["prior"] <= 0  # nothing has been taken in yet
@@ -154,7 +166,7 @@ class Auto(Rule):
             )
             new |= {"information": matrix, "prior": prior, "forget": gamma}
         else:
-            solve = linalg.path(system, lambdas.units(system), _constant(self.ratios, W))
+            solve = linalg.path(system, lambdas.units(system), constant(self.ratios, W))
         solution = solve(system)
         if "information" in new:
             new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
@@ -186,7 +198,7 @@ class Auto(Rule):
         memories of few rows that nothing holds: rows that come again in the next epoch flatter them. Nor, once the training
         is under way, for those of few batches: they follow the moving features so closely that they predict the next batch
         well, and the backbone learns less from them."""
-        gamma, hold = _constant(self.forget, like), _constant(self.hold, like)
+        gamma, hold = constant(self.forget, like), constant(self.hold, like)
         if rows is None:
             return gamma, hold
         (usual, most), (few, many) = BOUNDED_BATCHES, (count * like.shape[-1] / rows for count in BOUNDED_ROWS)
@@ -265,7 +277,7 @@ def _scarcity(n: int | float | Tensor, features: int) -> float | Tensor:
 _constants: dict[tuple, Tensor] = {}
 
 
-def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
     """Numbers on the device, sent there once: a copy from the host would wait for the device, and cannot be captured."""
     if torch.compiler.is_compiling():
         return torch.tensor(values, dtype=like.dtype, device=like.device)

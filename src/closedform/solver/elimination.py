@@ -3,13 +3,16 @@ tiny steps: block Gauss-Jordan elimination, which for a positive definite matrix
 
     for each diagonal block k of 32:   R = T_kk^-1 T_k,:      T -= T_:,k R      T_k,: = R        with T = [K | B]
 
-A block is inverted in the registers of one Triton program; everything else is a batched product.
+One launch subtracts block k's part from all rows and makes the R of block k + 1, so that a system of m rows is m / 32 + 1
+launches. A program has one tile and one warp; those of the next row each invert the same small block in their registers.
 """
 
 # Triton is a language of its own inside Python, which a type checker does not know, and is only there in CUDA builds:
 # pyright: reportIndexIssue=false, reportMissingImports=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,58 +26,130 @@ except ImportError:  # a build without CUDA
 BLOCK = 32
 
 
+def padded(m: int) -> int:
+    """The rows that a system of m rows takes up."""
+    return -(-m // BLOCK) * BLOCK
+
+
 def eliminate(K: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """`K^-1 B` for `K (M, m, m)` and `B (M, m, r)`, and whether each matrix was positive definite, `(M,)`.
 
     >>> eliminate(4 * torch.eye(2).expand(1, 2, 2), torch.ones(1, 2, 1))[0].flatten()
     tensor([0.2500, 0.2500])
     """
+    if triton is None or K.device.type != "cuda":
+        L, info = torch.linalg.cholesky_ex(K)
+        return torch.cholesky_solve(B, L), info == 0
+    return by_blocks(K, B)
+
+
+def by_blocks(K: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """`eliminate` by the kernel."""
     M, m, r = B.shape
-    size = -(-m // BLOCK) * BLOCK
+    size = padded(m)
     T = K.new_zeros(M, size, size + r)
     T[:, :m, :m] = K
     T[:, :m, size:] = B
     if size > m:
         T.diagonal(dim1=1, dim2=2)[:, m:] = 1
-    inverse, sound = T.new_empty(M, BLOCK, BLOCK), T.new_empty(size // BLOCK, M, dtype=torch.bool)
-    for k, low in enumerate(range(0, size, BLOCK)):
-        high = low + BLOCK
-        invert_blocks(T[:, low:high, low:high], inverse, sound[k])
-        R = torch.bmm(inverse, T[:, low:high, high:])
-        if size > BLOCK:
-            T[:, :, high:].baddbmm_(T[:, :, low:high], R, alpha=-1)
-        T[:, low:high, high:] = R
-    return T[:, :m, size:], sound.all(0)
+    return T[:, :m, size:], eliminate_(T).all(0)
 
 
-def invert_blocks(blocks: Tensor, inverse: Tensor, sound: Tensor) -> None:
-    """Write the inverses of `(M, 32, 32)` positive definite matrices, and whether they are that."""
-    if triton is None or blocks.device.type != "cuda":
-        L, info = torch.linalg.cholesky_ex(blocks)
-        inverse.copy_(torch.cholesky_inverse(L))
-        sound.copy_(info == 0)
-        return
-    M = blocks.shape[0]
-    with torch.cuda.device(blocks.device):
-        _invert[(M,)](blocks, blocks.stride(0), blocks.stride(1), inverse, sound, N=BLOCK, num_warps=2)
+def eliminate_(T: Tensor) -> Tensor:
+    """Solve `[K | B]`, `(M, size, size + r)` with size a multiple of 32, in place: its last r columns become `K^-1 B`.
+    Returns whether each diagonal block of each matrix was positive definite, `(size / 32, M)`."""
+    M, size, width = T.shape
+    blocks, columns = size // BLOCK, -(-width // BLOCK)
+    sound = torch.empty(blocks, M, dtype=torch.bool, device=T.device)
+    work = T.new_empty(M, columns, BLOCK, BLOCK + 1)
+    with on(T.device):
+        for s in range(blocks + 1):
+            rows = 1 if s == 0 else max(blocks - 1, int(s < blocks))
+            if rows == 0:  # a single block has no other rows
+                continue
+            _sweep[(rows, columns - s, M)](
+                T, work, sound, s, width, T.stride(1), T.stride(0), columns, M,
+                N=BLOCK, FIRST=s == 0, LAST=s == blocks, num_warps=1,
+            )  # fmt: skip
+    return sound
+
+
+def on(device: torch.device) -> AbstractContextManager:
+    """Triton launches on the current device, which need not be the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 if triton is not None:
 
     @triton.jit
-    def _invert(blocks, stride, row_stride, inverse, sound, N: tl.constexpr):
-        """The sweep operator, which keeps the matrix symmetric: with pivot p and row a, `A - a a^T / p`, the row and the
-        column of the pivot `a / p`, the pivot `-1 / p`. After all of them A is minus the inverse."""
-        model = tl.program_id(0).to(tl.int64)
+    def _tile(T, rows, columns, row_stride, width):
+        return tl.load(T + rows[:, None] * row_stride + columns[None, :], mask=columns[None, :] < width, other=0.0)
+
+    @triton.jit
+    def _product(A, B):
+        return tl.dot(A, B, input_precision="ieee", out_dtype=A.dtype)
+
+    @triton.jit
+    def _inverse(A, at, pivots, N: tl.constexpr):
+        """The inverse of a block, by way of memory at `at`, and the smallest pivot in all entries of `pivots`.
+
+        The sweep operator keeps the matrix symmetric: with pivot p and row a, `A - a a^T / p`, the row and the column of the
+        pivot `a / p`, the pivot `-1 / p`. After all of them A is minus the inverse. A thread has a column: the way by memory
+        brings it there, with rows of an odd length so that it is no vector of two columns."""
         r = tl.arange(0, N)
-        A = tl.load(blocks + model * stride + r[:, None] * row_stride + r[None, :])
-        smallest = tl.sum(tl.sum(tl.where((r[:, None] == 0) & (r[None, :] == 0), A, 0.0), axis=1), axis=0)
-        for k in range(N):
-            row = tl.sum(tl.where(r[:, None] == k, A, 0.0), axis=0)
-            pivot = tl.sum(tl.where(r == k, row, 0.0), axis=0)
-            smallest = tl.minimum(smallest, pivot)
-            row = tl.where(r == k, -1.0, row)
-            crossed = (r[:, None] == k) | (r[None, :] == k)
+        own = at + r[:, None] * (N + 1) + r[None, :]
+        tl.store(own, A)
+        tl.debug_barrier()
+        A = tl.load(own)
+        for p in tl.static_range(N):
+            row = tl.sum(tl.where(r[:, None] == p, A, 0.0), axis=0)
+            pivot = tl.sum(tl.where(r[:, None] == p, tl.broadcast_to(row[:, None], (N, N)), 0.0), axis=0)
+            pivots = tl.minimum(pivots, pivot)
+            row = tl.where(r == p, -1.0, row)
+            crossed = (r[:, None] == p) | (r[None, :] == p)
             A = tl.where(crossed, 0.0, A) - row[:, None] * (row * (1.0 / pivot))[None, :]
-        tl.store(inverse + model * N * N + r[:, None] * N + r[None, :], -A)
-        tl.store(sound + model, smallest > 0.0)
+        tl.debug_barrier()
+        tl.store(own, -A)
+        tl.debug_barrier()
+        return tl.load(own), pivots
+
+    @triton.jit(do_not_specialize=["row_stride"])
+    def _sweep(
+        T, work, sound, s, width, row_stride, stride, columns, models,
+        N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    ):  # fmt: skip
+        """One tile after block s - 1: `T_ij - T_ik R_kj`, and in the row of block s the R of that. Nobody writes what another
+        program reads: row k is done, column k is not needed again, and of row s only what lies behind its block is written."""
+        k = s - 1
+        i = tl.program_id(0)
+        if not FIRST:
+            i += (i >= k).to(tl.int32)
+        j = s + tl.program_id(1)
+        model = tl.program_id(2).to(tl.int64)
+        T += model * stride
+        r = tl.arange(0, N)
+        rows, at = i * N + r, j * N + r
+        if not LAST and i == s:
+            if j > s:
+                A = _tile(T, rows, rows, row_stride, width)
+                if not FIRST:
+                    A -= _product(
+                        _tile(T, rows, k * N + r, row_stride, width), _tile(T, k * N + r, rows, row_stride, width)
+                    )
+                one = tl.zeros((N,), T.dtype.element_ty) + 1.0
+                inverse, pivots = _inverse(A, work + (model * columns + j) * N * (N + 1), one, N)
+                if j == s + 1:
+                    tl.store(sound + s * models + model + r, pivots > 0.0, mask=r == 0)
+                old = _tile(T, rows, at, row_stride, width)
+                if not FIRST:
+                    old -= _product(
+                        _tile(T, rows, k * N + r, row_stride, width), _tile(T, k * N + r, at, row_stride, width)
+                    )
+                new = _product(inverse, old)
+                tl.store(T + rows[:, None] * row_stride + at[None, :], new, mask=at[None, :] < width)
+        else:
+            old = _tile(T, rows, at, row_stride, width)
+            new = old - _product(
+                _tile(T, rows, k * N + r, row_stride, width), _tile(T, k * N + r, at, row_stride, width)
+            )
+            tl.store(T + rows[:, None] * row_stride + at[None, :], new, mask=at[None, :] < width)

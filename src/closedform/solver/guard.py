@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import route
 from .batch import Batch
-from .losses import Squared
+from .losses import CrossEntropy, Squared
 
 if TYPE_CHECKING:
     from .rules import Rule, Source, Step
@@ -96,15 +96,25 @@ def _kernels(layer: Layer) -> ModuleType | None:
 
 
 def _fused_(kernels: ModuleType, layer: Layer, rule: Rule, source: Source, memory: Mapping[str, Tensor]) -> bool:
-    """The whole solve by the kernels for one lambda and few rows or few features, where they apply."""
+    """The whole solve by the kernels for one lambda and few rows or few features, or by those for filters, where they
+    apply."""
     if not isinstance(source, Batch) or source.weight is not None or source.sizes is not None:
         return False
-    if not route.fused(*source.phi.shape) or not isinstance(source.loss, Squared):
+    squared = isinstance(source.loss, Squared)
+    if squared and route.fused(*source.phi.shape):
+        small = rule.small(source.phi.shape[0], dict(memory), layer.step)
+        if small is not None:
+            kernels.solve_(layer, source.phi, source.y, small.lam, small.ratio, small.from_zero)
+            return True
+    plain = isinstance(source.loss, CrossEntropy) and source.loss.weight is None and source.loss.inner_steps == 1
+    if not (squared or plain) or not route.fused_filters(len(source.phi), source.features, source.y.shape[1]):
         return False
-    small = rule.small(source.phi.shape[0], dict(memory), layer.step)
-    if small is None:
+    side = rule.filters(source.features, layer.step)
+    if side is None:
         return False
-    kernels.solve_(layer, source.phi, source.y, small.lam, small.ratio, small.from_zero)
+    from . import cuda_filters
+
+    cuda_filters.solve_(layer, source.phi, source.y, source.loss, memory, side)
     return True
 
 

@@ -13,7 +13,7 @@
                                      or their outputs (block)
     residuals of several layers?     from 4,096 rows on those of one, the others through moments     residuals_once
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
-                                     features
+                                     features, and for filters with up to 1,056 features            fused_filters
 
 A look at numbers is free in eager mode on the CPU; everywhere else a branch becomes a mask (`may_branch`).
 """
@@ -39,6 +39,9 @@ INFORMATION = 512  # features up to which a factor of the filter's inverse is ch
 ELIMINATED = 640  # rows of one system up to which CUDA's own factor is the slower (by 1.3 to 1.7 times on an H200)
 MANY_ROWS = 4096  # from here on the residuals of several layers cost more than the launches that they save
 MANY_FEATURES = 1024  # above, `Auto` keeps no matrix for each of its memories
+
+FUSED_FEATURES = 1056  # of filters: a multiple of 32 above `MANY_FEATURES` and a bias
+FUSED_OUTPUTS = 1024
 
 Form = Literal["information", "covariance"]
 
@@ -111,3 +114,8 @@ def fused(n: int, in_features: int) -> bool:
     if by_rows(n, in_features):
         return n <= FUSED_ROWS
     return n <= CHUNK
+
+
+def fused_filters(n: int, features: int, outputs: int) -> bool:
+    """Whether the CUDA kernels for filters take a batch of n rows: as long as all of it is upcast at once."""
+    return features <= FUSED_FEATURES and outputs <= FUSED_OUTPUTS and n * features <= _CHUNK_BYTES // 8

@@ -120,6 +120,19 @@ class Small(NamedTuple):
     ratio: float = lambdas.AUTO_RATIO
 
 
+class Filters(NamedTuple):
+    """Kalman filters in the information form, side by side: see `closedform.solver.cuda_filters`."""
+
+    forget: tuple[float, ...] | Tensor  # `(K,)` in float64, where it changes with the steps
+    hold: tuple[float, ...] = (0.0,)
+    lam: float = 0.0  # of the prior; where it is not positive, `ratio` times the features' own scale
+    ratio: float = lambdas.AUTO_RATIO
+    weighed: bool = False  # by their errors (`Auto`), with the next ones; else one filter is the layer
+    shortest: tuple[float, ...] = (0.0,)  # the forgetting factors that the handicap goes by
+    discount: float = 0.0
+    handicap: float = 0.0
+
+
 def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Memory:
     """A tensor lambda is kept with the head, so that it moves to the head's device and is saved with it."""
     lam = lam.lam if isinstance(lam, per_sample) else lam
@@ -140,6 +153,10 @@ class Rule(ABC):
 
     def small(self, n: int, memory: Memory, step: Tensor) -> Small | None:
         """The rule in the form that the kernels for small batches take, or None where it has no such form."""
+        return None
+
+    def filters(self, features: int, step: Tensor) -> Filters | None:
+        """The rule in the form that the kernels for filters take, or None where it has no such form."""
         return None
 
     @abstractmethod
@@ -292,6 +309,24 @@ class Kalman(Rule):
             "prior": torch.zeros(*lead, features, **kind),
             "noise": torch.zeros(*lead, outputs, **kind),
         }
+
+    def filters(self, features: int, step: Tensor) -> Filters | None:
+        lam = lambdas.relative() if isinstance(self.lam, str) else self.lam
+        if self._form(features) != "information" or self.drift > 0:
+            return None
+        if isinstance(lam, lambdas.relative) and not lam.per_feature and not callable(lam.ratio):
+            prior = {"ratio": float(lam.ratio)}
+        elif isinstance(lam, (int, float)):
+            prior = {"lam": float(lam)}
+        else:
+            return None
+        if not callable(self.forget):
+            return Filters((float(self.forget),), **prior)
+        gamma = self.forget(step)
+        if isinstance(gamma, Tensor):
+            return Filters(gamma.to(step.device, torch.float64).reshape(-1), **prior) if gamma.numel() == 1 else None
+        lambdas.check_forget(gamma)
+        return Filters(torch.full((1,), gamma, dtype=torch.float64, device=step.device), **prior)
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         form = self._form(W.shape[-1])
