@@ -25,9 +25,14 @@ except ImportError:  # a build without CUDA
 if triton is not None:
 
     @triton.jit
+    def _is_finite(value):
+        """Not by `value - value`: a product minus itself is compiled to its rounding error."""
+        return tl.abs(value) < float("inf")
+
+    @triton.jit
     def _finite(values):
         """1 where every value is finite, else 0."""
-        return tl.min(tl.where(values - values == 0.0, 1, 0), axis=0)
+        return tl.min(tl.where(_is_finite(values), 1, 0), axis=0)
 
     @triton.jit
     def rows(
@@ -216,7 +221,7 @@ if triton is not None:
             row = (k * o + q[None, :]).to(tl.int64)
             new = dW + tl.load(L + row * wide + c[:, None], mask=mask, other=0.0)
             tl.store(M + row * D + c[:, None], new, mask=mask)
-            sound = tl.minimum(sound, tl.min(tl.where(new - new == 0.0, 1, 0), axis=0))
+            sound = tl.minimum(sound, tl.min(tl.where(_is_finite(new), 1, 0), axis=0))
         p = tl.arange(0, PARTS)
         each = ee + p[:, None] * columns + k * o + q[None, :]
         squares = tl.sum(tl.load(each, mask=(p[:, None] < parts) & (q[None, :] < o), other=0.0), axis=0)
@@ -225,7 +230,7 @@ if triton is not None:
         share = tl.maximum(3.0 / (tl.load(numbers + 1) + 3.0), 1.0 - tl.load(table + 4 * k))
         level = old + share * (tl.maximum(squares - explained, 0.0) / tl.load(numbers) - old)
         tl.store(new_noise + k * o + q, level, mask=q < o)
-        sound = tl.minimum(sound, tl.where(level - level == 0.0, 1, 0))
+        sound = tl.minimum(sound, tl.where(_is_finite(level), 1, 0))
         if tl.min(sound, axis=0) == 0:
             tl.atomic_max(unsound + k, 1)
 
@@ -264,14 +269,14 @@ if triton is not None:
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)
             known = total * (1.0 + handicap)
-            known = tl.where((fine > 0) & (known - known == 0.0), known, float("inf"))
+            known = tl.where((fine > 0) & _is_finite(known), known, float("inf"))
             least = tl.maximum(tl.min(known, axis=0), 2.2250738585072014e-308)
             ratio = tl.maximum(known, least) / least
             for _ in tl.static_range(DOUBLINGS):
                 ratio = ratio * ratio
             weight = tl.where(fine > 0, 1.0 / ratio, 0.0)
             weight = weight / tl.sum(weight, axis=0)
-            finite = tl.min(tl.where(inside & (total - total != 0.0), 0, 1), axis=0)
+            finite = tl.min(tl.where(_is_finite(total) | (k >= filters), 1, 0), axis=0)
             take = finite * tl.max(fine, axis=0)
             tl.store(table + 4 * k + 3, total, mask=inside)
         else:
