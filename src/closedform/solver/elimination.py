@@ -118,8 +118,9 @@ if triton is not None:
         T, work, sound, s, width, row_stride, stride, columns, models,
         N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
     ):  # fmt: skip
-        """One tile after block s - 1: `T_ij - T_ik R_kj`, and in the row of block s the R of that. Nobody writes what another
-        program reads: row k is done, column k is not needed again, and of row s only what lies behind its block is written."""
+        """One tile after block s - 1: `T_ij - T_ik R_kj`, and in the row of block s the R of that. Nobody writes what
+        another program reads: row k is done, column k is not needed again, and of row s only what lies behind its block is
+        written."""
         k = s - 1
         i = tl.program_id(0)
         if not FIRST:

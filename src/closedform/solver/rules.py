@@ -315,18 +315,20 @@ class Kalman(Rule):
         if self._form(features) != "information" or self.drift > 0:
             return None
         if isinstance(lam, lambdas.relative) and not lam.per_feature and not callable(lam.ratio):
-            prior = {"ratio": float(lam.ratio)}
+            prior, ratio = 0.0, float(lam.ratio)
         elif isinstance(lam, (int, float)):
-            prior = {"lam": float(lam)}
+            prior, ratio = float(lam), lambdas.AUTO_RATIO
         else:
             return None
         if not callable(self.forget):
-            return Filters((float(self.forget),), **prior)
+            return Filters((float(self.forget),), lam=prior, ratio=ratio)
         gamma = self.forget(step)
-        if isinstance(gamma, Tensor):
-            return Filters(gamma.to(step.device, torch.float64).reshape(-1), **prior) if gamma.numel() == 1 else None
-        lambdas.check_forget(gamma)
-        return Filters(torch.full((1,), gamma, dtype=torch.float64, device=step.device), **prior)
+        if not isinstance(gamma, Tensor):
+            lambdas.check_forget(gamma)
+            gamma = torch.full((1,), gamma, dtype=torch.float64, device=step.device)
+        if gamma.numel() > 1:
+            return None
+        return Filters(gamma.to(step.device, torch.float64).reshape(1), lam=prior, ratio=ratio)
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         form = self._form(W.shape[-1])
