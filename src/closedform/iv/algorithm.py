@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..solver.batch import Batch
-from ..solver.rules import Kalman, Proximal, Ridge, Rule, side_by_side
+from ..solver.rules import Kalman, Proximal, Ridge, Rule
+from ..solver.stacks import side_by_side
 from ..stack import modules as stacked_modules
 from ..stack.heads import Heads
 from ..stack.states import optimizer_state, prefixed, restore_optimizer, take_back, under

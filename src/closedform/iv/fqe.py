@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..solver.rules import Rule, side_by_side
+from ..solver.rules import Rule
+from ..solver.stacks import side_by_side
 from ..stack import modules as stacked_modules
 from ..stack.heads import Heads
 from .algorithm import adamw, descend, layer

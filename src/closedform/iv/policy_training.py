@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..solver.lambdas import relative
-from ..solver.rules import Kalman, Proximal, Rule, check_side_by_side
+from ..solver.rules import Kalman, Proximal, Rule
+from ..solver.stacks import check_side_by_side
 from ..stack import loop
 from .algorithm import DFIV, Rules
 from .fqe import FittedQ

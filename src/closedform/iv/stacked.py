@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from ..solver import linalg
 from ..solver.batch import Batch
 from ..solver.lambdas import per_sample
-from ..solver.rules import Kalman, Penalised, check_side_by_side, side_by_side
+from ..solver.rules import Kalman, Penalised
+from ..solver.stacks import check_side_by_side, side_by_side
 from ..solver.systems import least_squares
 from ..stack import optimizers
 from ..stack.heads import Heads

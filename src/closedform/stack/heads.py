@@ -13,7 +13,7 @@ from ..solver.rules import Rule
 class Heads:
     """Solved layers `W (M, o, D)` of several models, or one, `(o, D)`; with `bias` the last column is that.
 
-    rule: of all models together, see `solver.rules.side_by_side`.
+    rule: of all models together, see `solver.stacks.side_by_side`.
     exact: whether all of float64's digits are asked for; see `solver.route.precision`.
     """
 

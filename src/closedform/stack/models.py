@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from ..solver.lambdas import half_cosine
-from ..solver.rules import Kalman, Rule, check_side_by_side, side_by_side
+from ..solver.rules import Kalman, Rule
+from ..solver.stacks import check_side_by_side, side_by_side
 from ..state import INITS
 from . import optimizers
 from .heads import Heads

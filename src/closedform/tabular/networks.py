@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..solver import lambdas
-from ..solver.rules import Kalman, Proximal, Rule, side_by_side
+from ..solver.rules import Kalman, Proximal, Rule
+from ..solver.stacks import side_by_side
 from ..stack.heads import Heads
 from ..stack.networks import Parameters
 from ..stack.optimizers import Adam

@@ -162,7 +162,7 @@ def table_of(records: Records) -> pd.DataFrame:
     columns = ("rejected", "device", "torch", "closedform")
     frames = []
     for record in by_one_default(records):
-        config = {"rule": None} | record["config"]
+        config = {"rule": ""} | record["config"]  # of old runs
         frame = pd.DataFrame(record["rows"]).assign(**config, **{key: record[key] for key in columns})
         frames.append(frame.astype(dict.fromkeys((*SETTINGS, "limit"), "float64")))
     if not frames:
