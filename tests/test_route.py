@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.solver import lambdas, linalg, route, rules
+from closedform.solver import lambdas, linalg, route, stacks
 from closedform.solver.batch import Batch
 from closedform.solver.systems import Rows
 
@@ -157,7 +157,7 @@ def test_rules_side_by_side_are_each_of_them_alone(several, n, weights, follow):
     models = len(several)
     follows = [follow and k % 3 != 1 for k in range(models)]
     rate = torch.full((models,), 0.25, dtype=torch.float64)
-    together = rules.side_by_side(several, 7, True, follow=follows, rate=rate)
+    together = stacks.side_by_side(several, 7, True, follow=follows, rate=rate)
     batches = list(stack(n, models, weights=weights))
     W, memory = side(together, batches, models)
     for k, rule in enumerate(several):
@@ -173,7 +173,7 @@ def test_rules_side_by_side_are_each_of_them_alone(several, n, weights, follow):
 
 def test_filters_and_penalties_do_not_stand_side_by_side():
     with pytest.raises(ValueError, match="Kalman filters stand side by side with Kalman filters only"):
-        rules.side_by_side([cf.Proximal(1.0), cf.Kalman()], 7, True)
+        stacks.side_by_side([cf.Proximal(1.0), cf.Kalman()], 7, True)
 
 
 # ---- A factor or singular values ---------------------------------------------------------------------

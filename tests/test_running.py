@@ -45,7 +45,7 @@ def test_runs_that_are_printed_as_they_end_say_how_long_they_will_take(tmp_path,
     wanted = lambda records: [config for config in configs if records.get(config) is None]  # noqa: E731
     work = Work(tmp_path, experiment, wanted, alike=(), say=lines.append)  # type: ignore[arg-type]  # a module in real life
     if at_once:  # no look into the runs, so the first one tells
-        for config in configs:
+        while (config := work.next()) is not None:
             work.take(config, lambda: {"rows": [row]})
     else:
         work.here()
