@@ -294,7 +294,9 @@ def test_a_stack_of_instrumental_variable_models_is_that_of_the_cpu(batch):
         torch.testing.assert_close(errors[1][name], values, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "d", "o"), [(32, 200, 12), (128, 512, 10), (300, 100, 3), (8192, 64, 1), (1, 20, 2)])
+@pytest.mark.parametrize(
+    ("n", "d", "o"), [(32, 200, 12), (128, 512, 10), (300, 100, 3), (8192, 64, 1), (1, 20, 2), (300, 60, 100)]
+)
 @pytest.mark.parametrize("loss", [cf.Squared(), cf.CrossEntropy(label_smoothing=0.1)], ids=["squared", "labels"])
 @pytest.mark.parametrize("rule", [cf.Auto(), cf.Kalman(form="information")], ids=["default", "kalman"])
 def test_filters_equal_the_cpus(rule, loss, n, d, o):

@@ -16,7 +16,7 @@ fields has, little is left of the handicap; for a stream whose rows never come a
 Up to 1,024 features the memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also
 held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With
 more features they are proximal steps with lambdas of different size, relative to the features, which share one Gram product
-and know no handicap.
+and know no handicap. Among many classes the filters go further than the bound of cross-entropy says, see `solver.lines`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from . import class_systems, filters, guard, lambdas, linalg, route
 from .linalg import Solved
 from .rules import Filters, Memory, Rule, Source, Step, majorise
-from .systems import ClassRows, System
+from .systems import ClassRows, Moments, System
 
 SHARPNESS = 64.0
 # For losses other than the squared one, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
@@ -172,6 +172,9 @@ class Auto(Rule):
             new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
             solution = majorise(batch, layers, stated, solve, solution, batch.inner_steps - 1)
+        elif isinstance(system, Moments) and "information" in new and batch.slack > 1:
+            t = batch.length(layers, solution.update, stated, system.C)
+            solution = Solved(t[:, None, None] * solution.update, solution.ok)
         moved = layers + solution.update
         total = moved.sum((-2, -1))
         sound = solution.ok & (total - total == 0)

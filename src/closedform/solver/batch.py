@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from . import route
+from . import lines, route
 from .losses import GeneralizedSquared, Loss, Squared
 from .systems import ClassRows, Moments, Rows, System
 
@@ -67,7 +67,7 @@ class Batch:
         """The system of the residuals against the layer `W (..., o, D)` (None: zeros), by rows where they are few."""
         dtype = route.precision(self.phi.device) if dtype is None else dtype
         if self._by_rows:
-            return self._all._rows(W, 0, self.total, None, dtype)
+            return self.whole._rows(W, 0, self.total, None, dtype)
         return self.moments(W, dtype)
 
     def systems(self, W: Tensor, layers: Tensor) -> System:
@@ -85,7 +85,7 @@ class Batch:
         """The system once more, with the loss bounded at the layer `W_k` instead of at `W`: the residuals are new, the
         features are not."""
         if isinstance(system, Rows):
-            return self._all._rows(W, 0, self.total, W_k, system.dtype)
+            return self.whole._rows(W, 0, self.total, W_k, system.dtype)
         C = None
         for part in self._pieces(W, system.dtype, W_k):
             C = _added(C, part.wide[..., : self.features].mT, part.E)
@@ -104,8 +104,8 @@ class Batch:
         """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
         if self.squared:
             return system.ee.mean(-1) / system.n
-        whole = self._all if isinstance(system, Rows) else self
-        total = sum(whole._loss(W, low, high) for low, high in whole._bounds())
+        whole = self.whole if isinstance(system, Rows) else self
+        total = sum(whole._loss(W, low, high) for low, high in whole.bounds())
         assert isinstance(total, Tensor)
         if self.sizes is not None and whole is self:
             total = distributed.add_up(total, self.group)
@@ -119,11 +119,30 @@ class Batch:
         return (value if self.weight is None else value * self.weight[low:high].to(X.dtype)).sum(-1)
 
     @property
+    def slack(self) -> float:
+        """How much longer than that of its quadratic bound a step may be."""
+        return self.loss.slack(self.y.shape[-1])
+
+    def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
+        """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its
+        right-hand side."""
+        return lines.length(lines.Line(self, W, dW, system, C))
+
+    def along(self, W: Tensor, dW: Tensor, low: int, high: int) -> lines.Along:
+        """These rows along the steps `dW` of several layers."""
+        X = extend(self.phi[low:high], self.bias)[:, : self.features]
+        y = self.y[low:high]
+        weight, mass = (None if one is None else one.to(X.dtype) for one in (self.weight, self.loss.mass(y)))
+        return lines.Along(
+            outputs(X, W), outputs(X, dW), y.to(X.dtype), None if weight is None else weight[low:high], mass
+        )
+
+    @property
     def _by_rows(self) -> bool:
         return route.by_rows(self.total, self.features, self.exact) or isinstance(self.loss, GeneralizedSquared)
 
     @property
-    def _all(self) -> Batch:
+    def whole(self) -> Batch:
         """The rows of all ranks, exchanged once."""
         if self.sizes is None:
             return self
@@ -195,7 +214,7 @@ class Batch:
         t = self.loss.working_target(torch.zeros_like(y) if z_k is None else z_k, y)
         return t if z is None else t - z
 
-    def _bounds(self) -> list[tuple[int, int]]:
+    def bounds(self) -> list[tuple[int, int]]:
         """The rows that are upcast together."""
         n = self.phi.shape[-2]
         if torch.compiler.is_compiling():  # a loop over pieces would be unrolled for every new n
@@ -203,7 +222,7 @@ class Batch:
         return [(low, min(low + self._piece, n)) for low in range(0, max(n, 1), self._piece)]
 
     def _pieces(self, W: Tensor | None, dtype: torch.dtype, W_k: Tensor | None = None) -> Iterator[Rows]:
-        for low, high in self._bounds():
+        for low, high in self.bounds():
             yield self._rows(W, low, high, W_k, dtype)
 
     def moments(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:

@@ -10,6 +10,7 @@ that all of it is finite::
     products           G = X^T X,  C = X^T E
     prepare, absorb    A_k <- gamma_k A_k + G + diagonal      [A_k | C_k]
     elimination        dW_k
+    look               at the loss along dW_k, four times     how far each filter goes (`Auto` under cross-entropy)
     finish, choose, mix, commit
 """
 
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from . import auto, elimination, filters, linalg
+from . import auto, elimination, filters, linalg, lines
 from . import filter_kernels as kernels
 from .guard import Layer
 from .losses import CrossEntropy, Loss
@@ -51,13 +52,20 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str
     """Solve the layer in place on `phi (n, d)` and targets `y (n, o)` of the squared loss or of cross-entropy, and take the
     rule's memory with it."""
     with elimination.on(phi.device):
-        _solve_(layer, phi, y.contiguous(), loss.curvature if isinstance(loss, CrossEntropy) else None, memory, side)
+        curvature = loss.curvature if isinstance(loss, CrossEntropy) else None
+        _solve_(layer, phi, y.contiguous(), curvature, loss.slack(y.shape[1]), memory, side)
     for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 
 
 def _solve_(
-    layer: Layer, phi: Tensor, y: Tensor, curvature: float | None, memory: Mapping[str, Tensor], side: Filters
+    layer: Layer,
+    phi: Tensor,
+    y: Tensor,
+    curvature: float | None,
+    slack: float,
+    memory: Mapping[str, Tensor],
+    side: Filters,
 ) -> None:
     weight, bias, step, attempts = layer
     (n, d), o, K = phi.shape, y.shape[1], len(side.hold)
@@ -111,10 +119,19 @@ def _solve_(
         o, D, wide, size, size + o, columns, K, BLOCK=block, OUTPUTS=outputs,
     )  # fmt: skip
     sound = elimination.eliminate_(T)
+    looks = lines.CHORDS + 1 if several and slack > 1 else 0
+    slopes, most = torch.empty((2 + looks) * parts * K if looks else 0, **new), auto.constant((slack,), prior)
+    if looks:
+        Z, dZ = torch.mm(X, L.T), torch.matmul(X[:, :D], T[:, :D, size:])  # the residuals took the place of the first
+        for seen in range(looks):
+            kernels.look[(parts, K)](
+                y, Z, dZ, slopes, most, constants, n, o, columns, parts, K,
+                LOOKS=seen, ROWS=per_part, OUTPUTS=outputs, PARTS=power(parts),
+            )  # fmt: skip
     kernels.finish[(-(-o // _OUTPUTS), K)](
         T, C, L, M, pieces["ee"], pieces["sums"], memory["noise"], pieces["noise"], pieces["table"], pieces["numbers"],
-        unsound, parts, o, D, wide, size, size + o, columns,
-        FEATURES=_FEATURES, OUTPUTS=_OUTPUTS, PARTS=power(parts),
+        unsound, slopes, most, constants, parts, o, D, wide, size, size + o, columns, K,
+        LOOKS=looks, FEATURES=_FEATURES, OUTPUTS=_OUTPUTS, PARTS=power(parts),
     )  # fmt: skip
     kernels.choose[(1,)](
         pieces["sums"], pieces["losses"], memory.get("errors", none), sound, constants, pieces["table"],

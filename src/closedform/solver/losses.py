@@ -76,6 +76,11 @@ class Loss(ABC):
             raise ValueError(f"{name}.gradient gave shape {shape}; expected that of the outputs, {tuple(z.shape)}")
         return z - gradient / self.curvature
 
+    def slack(self, outputs: int) -> float:
+        """How many times longer than that of the loss's bound a step of `Auto` may be, 1 or more: see
+        `closedform.solver.lines`."""
+        return 1.0
+
     def mass(self, y: Tensor) -> Tensor | None:
         """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight."""
         return None
@@ -245,6 +250,11 @@ class GeneralizedSquared(_Classes):
         return 2 * self.weights(y) * (z - self.m * y)
 
 
+# Where all of o classes are equally likely the bound of cross-entropy is o / 2 times as steep as the loss. A step may be a
+# quarter as many times as long: rows that the network has learned by heart look flatter than new ones are.
+CLASSES = 8
+
+
 @dataclass(frozen=True)
 class CrossEntropy(_Classes):
     """`-sum_c w_c y_c log softmax(z)_c`, summed over samples: integer labels, or rows of probabilities (soft labels).
@@ -304,6 +314,9 @@ class CrossEntropy(_Classes):
         weight = self._class_weights(y.device, rows.dtype, shape[-1])
         rows = rows if weight is None else rows * weight
         return rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0)
+
+    def slack(self, outputs: int) -> float:
+        return max(1.0, outputs / CLASSES)
 
     def mass(self, y: Tensor) -> Tensor | None:
         if self.weight is not None:

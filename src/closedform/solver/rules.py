@@ -34,6 +34,11 @@ class Source(Protocol):
     def squared(self) -> bool: ...
 
     @property
+    def slack(self) -> float:
+        """How much longer than that of its quadratic bound a step may be."""
+        ...
+
+    @property
     def total(self) -> int:
         """How many rows there are on all ranks; asked for where the loss is not a squared one."""
         ...
@@ -48,6 +53,10 @@ class Source(Protocol):
 
     def errors(self, W: Tensor, system: System) -> Tensor:
         """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
+        ...
+
+    def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
+        """How far several layers `W` go along their steps `dW`, `(K,)`, where there is slack; C is the right-hand side."""
         ...
 
 

@@ -122,6 +122,7 @@ class Statistics:
 
     inner_steps = 1  # the squared loss is its own bound
     squared = True
+    slack = 1.0
 
     @property
     def total(self) -> int:
@@ -133,6 +134,9 @@ class Statistics:
     def errors(self, W: Tensor, system: System) -> Tensor:
         """The mean squared errors of several layers, `(K,)`."""
         return system.ee.mean(-1) / system.n
+
+    def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
+        return torch.ones_like(W[:, 0, 0])
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> Moments:
         """The moments of the residuals against the layer `W`: `X^T (Y - X W^T)`."""

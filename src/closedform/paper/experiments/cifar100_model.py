@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...head import ClosedFormLinear
-from ...solver import auto
+from ...solver import auto, losses
 from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared, Squared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
@@ -71,6 +71,8 @@ def rule_name(rule: Rule, loss: Loss) -> str:
     name = repr(rule)
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
         name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
+        if isinstance(loss, CrossEntropy):
+            name += f", steps of up to 1 / {losses.CLASSES} of the classes"
     return name
 
 

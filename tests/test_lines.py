@@ -1,0 +1,182 @@
+"""How far a filter of `Auto` goes along its step, against the minimum found slowly."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+import closedform as cf
+from closedform.solver import losses
+from closedform.solver.batch import Batch, extend
+
+from .helpers import relative
+
+K = 4
+NO_LINE = lambda loss, outputs: 1.0  # noqa: E731
+
+
+def step(n, d, o, *, seed=0, scale=1.0, shrink=1.0, loss=None, weighted=False, dtype=torch.float64):
+    """A batch of labels, several layers, and the step of each to the minimum of the batch's bound and of a past of its own:
+    the Gram matrices of other rows, with `shrink` times their weight."""
+    loss = cf.CrossEntropy() if loss is None else loss
+    g = torch.Generator().manual_seed(seed)
+    phi = scale * torch.randn(n, d, generator=g, dtype=torch.float64).to(dtype)
+    labels = torch.randint(0, o, (n,), generator=g)
+    labels[0] = 0  # so that one row counts, whatever is ignored
+    y = loss.targets(labels, (n, o)).to(dtype)
+    weight = 0.5 + torch.rand(n, generator=g, dtype=torch.float64) if weighted else None
+    W = torch.randn(K, o, d + 1, generator=g, dtype=torch.float64)
+    batch = Batch(phi, y, bias=True, loss=loss, weight=weight)
+    X = extend(phi.double(), True)[:, : d + 1]
+    counts = torch.ones(n, dtype=torch.float64) if weight is None else weight
+    mass = loss.mass(y)
+    counts = counts if mass is None else counts * mass
+    own = X.mT * counts @ X
+    other = scale * torch.randn(K, 3 * d, d + 1, generator=g, dtype=torch.float64)
+    past = shrink * (other.mT @ other + 0.1 * torch.eye(d + 1, dtype=torch.float64))
+    rows = torch.ones(n, dtype=torch.float64) if weight is None else weight
+    slope = torch.stack([(loss.gradient(X @ w.T, y.double()) * rows[:, None]).mT @ X for w in W])
+    dW = -torch.linalg.solve(past + own, slope.mT).mT / loss.curvature
+    return batch, W, dW, X, y.double(), rows, (own, past)
+
+
+def measured(batch, W, dW, X, y, rows, matrices, k):
+    """Of layer k the loss along its step, the past's share in the curvature of the bound, and rho."""
+    own, past = (float(batch.loss.curvature * (dW[k] @ A * dW[k]).sum()) for A in (matrices[0], matrices[1][k]))
+
+    def along(t):
+        z = X @ (W[k] + t * dW[k]).T
+        return float((batch.loss.value(z, y) * rows).sum())
+
+    def slope(t):
+        z = X @ (W[k] + t * dW[k]).T
+        return float(((batch.loss.gradient(z, y) * (X @ dW[k].T)).sum(-1) * rows).sum())
+
+    rho = (slope(1.0) - slope(0.0)) / own
+    return along, past, min(1.0, max(rho, 1 / batch.slack))
+
+
+def lengths(batch, W, dW):
+    system = batch.systems(W[0], W)
+    return batch.length(W, dW, system, system.moments().C)
+
+
+LOSSES = {
+    "plain": cf.CrossEntropy(),
+    "smoothed": cf.CrossEntropy(label_smoothing=0.1),
+    "ignored": cf.CrossEntropy(ignore_index=2),
+    "class weights": cf.CrossEntropy(weight=torch.linspace(0.5, 2.0, 20)),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.sampled_from([1, 3, 20, 60]),
+    d=st.sampled_from([1, 5, 30]),
+    scale=st.sampled_from([1e-2, 1.0, 10.0]),
+    shrink=st.sampled_from([1e-6, 0.1, 1.0, 100.0]),
+)
+def test_a_step_ends_near_the_minimum_of_its_line(name, weighted, seed, n, d, scale, shrink):
+    batch, W, dW, *rest = step(n, d, 20, seed=seed, scale=scale, shrink=shrink, loss=LOSSES[name], weighted=weighted)
+    t = lengths(batch, W, dW)
+    assert ((1 <= t) & (t <= batch.slack * (1 + 1e-9))).all()
+    for k in range(K):
+        along, past, rho = measured(batch, W, dW, *rest, k)
+        whole = lambda s: along(s) + rho * past * s**2 / 2  # noqa: B023, E731
+        first, last = whole(1.0), whole(float(t[k]))
+        tiny = 1e-9 * (1 + abs(first))
+        assert last <= first + tiny  # never worse than the step of the bound
+        best = minimize_scalar(whole, bounds=(1.0, max(1 / rho, 1 + 1e-9)), method="bounded", options={"xatol": 1e-10})
+        assert first - last >= 0.8 * (first - best.fun) - tiny  # three chords find most of what there is
+
+
+def test_a_step_among_many_equal_classes_is_many_times_that_of_the_bound():
+    o, n, d = 80, 4000, 5
+    g = torch.Generator().manual_seed(0)
+    phi = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = (phi @ torch.randn(d, o, generator=g, dtype=torch.float64)).argmax(1)
+    loss = cf.CrossEntropy()
+    batch = Batch(phi, loss.targets(y, (n, o)).double(), bias=False, loss=loss)
+    W = torch.zeros(1, o, d, dtype=torch.float64)
+    probability = torch.full((n, o), 1 / o, dtype=torch.float64)
+    dW = torch.linalg.solve(phi.T @ phi, phi.T @ (batch.y - probability) / loss.curvature).T[None]
+    assert 0.9 * batch.slack < float(lengths(batch, W, dW)) <= batch.slack * (1 + 1e-9)
+
+
+def test_few_classes_and_other_losses_keep_the_step_of_the_bound():
+    assert [cf.CrossEntropy().slack(classes) for classes in (1, 2, losses.CLASSES)] == [1.0, 1.0, 1.0]
+    assert cf.CrossEntropy().slack(10 * losses.CLASSES) == 10.0
+    for loss in (cf.Squared(), cf.Huber(), cf.Logistic(), cf.OneHotSquared(), cf.GeneralizedSquared()):
+        assert loss.slack(100) == 1.0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_in_pieces_are_the_rows_at_once(name, weighted, monkeypatch):
+    batch, W, dW, *_ = step(60, 5, 20, loss=LOSSES[name], weighted=weighted)
+    at_once = lengths(batch, W, dW)
+    monkeypatch.setattr(Batch, "bounds", lambda self: [(0, 20), (20, 50), (50, 60)])
+    assert torch.allclose(lengths(batch, W, dW), at_once, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_of_less_precision_are_taken_as_they_are(dtype):
+    batch, W, dW, *_ = step(20, 5, 20, dtype=dtype)
+    doubled = Batch(batch.phi.double(), batch.y.double(), bias=True, loss=batch.loss)
+    assert torch.allclose(lengths(batch, W, dW).double(), lengths(doubled, W, dW), rtol=1e-5)
+
+
+def test_no_step_is_no_stretch_and_what_is_not_finite_gives_no_number():
+    batch, W, dW, *_ = step(20, 5, 20)
+    dW[0] = 0
+    dW[1, 0, 0] = math.nan
+    t = lengths(batch, W, dW)
+    assert float(t[0]) == 1.0
+    assert t[1].isnan()
+    assert t[2:].isfinite().all()
+
+
+def test_every_filter_of_the_default_takes_its_own_length(monkeypatch):
+    """Layers of the default after one solve, against those of a default that keeps the steps of the bound."""
+    g = torch.Generator().manual_seed(0)
+    head = cf.ClosedFormLinear(6, 30, loss=cf.CrossEntropy(), dtype=torch.float64)
+    for _ in range(5):
+        phi = torch.randn(30, 6, generator=g, dtype=torch.float64)
+        head.solve(phi, torch.randint(0, 30, (30,), generator=g))
+    other = copy.deepcopy(head)
+    before = head._memory()["layers"].clone()
+    phi, y = torch.randn(30, 6, generator=g, dtype=torch.float64), torch.randint(0, 30, (30,), generator=g)
+    head.solve(phi, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(cf.CrossEntropy, "slack", NO_LINE)
+        other.solve(phi, y)
+    dW = other._memory()["layers"] - before
+    batch = Batch(phi, head.loss.targets(y, (30, 30)).double(), bias=True, loss=head.loss)
+    t = lengths(batch, before, dW)
+    assert (t > 1.2).all()
+    assert relative(head._memory()["layers"], before + t[:, None, None] * dW) < 1e-9
+    # nothing else in the memory of a filter knows of it
+    for name in ("information", "noise", "prior", "errors"):
+        assert torch.equal(head._memory()[name], other._memory()[name])
+
+
+def test_many_classes_are_learned_faster_along_the_line(monkeypatch):
+    def learned():
+        g = torch.Generator().manual_seed(0)
+        truth = torch.randn(50, 12, generator=g, dtype=torch.float64)
+        head = cf.ClosedFormLinear(12, 50, loss=cf.CrossEntropy(), dtype=torch.float64)
+        for _ in range(30):
+            phi = torch.randn(200, 12, generator=g, dtype=torch.float64)
+            head.solve(phi, (phi @ truth.T).argmax(1))
+        phi = torch.randn(2000, 12, generator=g, dtype=torch.float64)
+        return float(head.loss(head(phi), (phi @ truth.T).argmax(1)))
+
+    along = learned()
+    monkeypatch.setattr(cf.CrossEntropy, "slack", NO_LINE)
+    assert along < 0.75 * learned()
