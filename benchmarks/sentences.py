@@ -103,8 +103,8 @@ def _members() -> dict[str, dict[str, float]]:
 
 
 def _swap() -> dict[str, Any]:
-    """Ratios of the swap test by task, optimizer and batch size; `overall` and `noisy_tables` are means over the cells of
-    the present default."""
+    """Ratios of the swap test by task, optimizer and batch size; `overall`, `noisy_tables`, `without_naval` and
+    `by_optimizer` (also without naval) are means."""
     body = json.loads((ROOT / "benchmarks" / "results" / "swap-cuda.json").read_text())
     cells: dict[str, Any] = {"overall": {k: v for k, v in body["overall"].items() if isinstance(v, (int, float))}}
     earlier = {tuple(name.split(", ")) for name in body["earlier_rule"]}
@@ -115,11 +115,21 @@ def _swap() -> dict[str, Any]:
         and row["task"] != "table naval"  # whose errors differ by powers of ten
         and (row["task"], row["optimizer"], f"batch {row['batch_size']}") not in earlier
     ]
-    ratios = {kind: [row[kind]["ratio"] for row in noisy if row[kind]["ratio"]] for kind in ("swapped", "own")}
-    cells["noisy_tables"] = {kind: statistics.geometric_mean(some) for kind, some in ratios.items()}
+    cells["noisy_tables"] = {kind: _mean_ratio(noisy, kind) for kind in ("swapped", "own")}
+    noiseless = [row for row in body["rows"] if row["task"] != "table naval"]
+    cells["without_naval"] = {kind: _mean_ratio(noiseless, kind) for kind in ("swapped", "own")}
+    cells["by_optimizer"] = {
+        name: _mean_ratio([row for row in noiseless if row["optimizer"] == name], "swapped")
+        for name in sorted({row["optimizer"] for row in noiseless})
+    }
     factors = [row["largest"]["factor"] for row in body["rows"] if row.get("largest", {}).get("factor")]
     cells["overall"] |= {"least_factor": min(factors), "most_factor": max(factors)}
     return cells | _cells(body["rows"])
+
+
+def _mean_ratio(rows: list[dict], kind: str) -> float:
+    """Geometric, over the cells in which nothing diverged."""
+    return statistics.geometric_mean([row[kind]["ratio"] for row in rows if row[kind]["ratio"]])
 
 
 def _cells(rows: list[dict]) -> dict[str, Any]:

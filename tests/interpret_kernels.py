@@ -254,13 +254,10 @@ def test_filters_of_any_shape(n, d, o, loss):
     same_state(plain, fast)
 
 
-@biases
-@pytest.mark.parametrize(("n", "d", "o"), [(4, 7, 20), (90, 7, 20), (300, 30, 17), (40, 70, 100)])
-@pytest.mark.parametrize("loss", ["cross-entropy", "ignored"])
-def test_filters_go_as_far_among_many_classes(loss, n, d, o, bias):
+@pytest.mark.parametrize(("n", "d", "o", "loss"), [(4, 7, 20, "cross-entropy"), (40, 5, 17, "ignored")])
+def test_filters_go_as_far_among_many_classes(loss, n, d, o):
     assert LOSSES[loss].slack(o) > 1
-    same_state(*filtered("auto", loss, d, o, bias, n))
-    same_state(*filtered("kalman", loss, d, o, bias, n))
+    same_state(*filtered("auto", loss, d, o, True, n, steps=2))
 
 
 def test_filters_follow_a_layer_that_was_set():
