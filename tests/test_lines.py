@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 import closedform as cf
-from closedform.solver import losses
+from closedform.solver import lines, losses
 from closedform.solver.batch import Batch, extend
 
 from .helpers import relative
@@ -19,7 +19,7 @@ K = 4
 NO_LINE = lambda loss, outputs: 1.0  # noqa: E731
 
 
-def step(n, d, o, *, seed=0, scale=1.0, shrink=1.0, loss=None, weighted=False, dtype=torch.float64):
+def step(n, d, o, *, seed=0, scale=1.0, shrink=1.0, size=1.0, loss=None, weighted=False, dtype=torch.float64):
     """A batch of labels, several layers, and the step of each to the minimum of the batch's bound and of a past of its own:
     the Gram matrices of other rows, with `shrink` times their weight."""
     loss = cf.CrossEntropy() if loss is None else loss
@@ -29,7 +29,7 @@ def step(n, d, o, *, seed=0, scale=1.0, shrink=1.0, loss=None, weighted=False, d
     labels[0] = 0  # so that one row counts, whatever is ignored
     y = loss.targets(labels, (n, o)).to(dtype)
     weight = 0.5 + torch.rand(n, generator=g, dtype=torch.float64) if weighted else None
-    W = torch.randn(K, o, d + 1, generator=g, dtype=torch.float64)
+    W = size * torch.randn(K, o, d + 1, generator=g, dtype=torch.float64)
     batch = Batch(phi, y, bias=True, loss=loss, weight=weight)
     X = extend(phi.double(), True)[:, : d + 1]
     counts = torch.ones(n, dtype=torch.float64) if weight is None else weight
@@ -109,6 +109,58 @@ def test_a_step_among_many_equal_classes_is_many_times_that_of_the_bound():
     assert 0.9 * batch.slack < float(lengths(batch, W, dW)) <= batch.slack * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("n", [4, 30])
+@pytest.mark.parametrize("shrink", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("size", [0.0, 0.3])
+def test_no_step_is_worse_than_that_of_the_bound_among_thousands_of_classes(n, shrink, size):
+    """There the slope bends before the bound's own length is used up."""
+    batch, W, dW, *rest = step(n, 20, 5000, shrink=shrink, size=size)
+    t = lengths(batch, W, dW)
+    assert float(t.max()) <= lines.LONGEST * (1 + 1e-9)
+    for k in range(K):
+        along, past, rho = measured(batch, W, dW, *rest, k)
+        assert along(float(t[k])) + rho * past * float(t[k]) ** 2 / 2 <= along(1.0) + rho * past / 2 + 1e-9
+
+
+def test_a_loss_that_is_its_own_bound_keeps_its_step_whatever_its_slack():
+    """Nowhere to look between 1 and 1, and no zero over zero."""
+
+    class Quadratic(cf.losses.Loss):
+        curvature = 1.0
+
+        def value(self, z, y):
+            return (z - y).square() / 2
+
+        def gradient(self, z, y):
+            return z - y
+
+        def slack(self, outputs):
+            return math.inf
+
+    plain = cf.ClosedFormLinear(5, 3, loss=Quadratic(), dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        phi, y = (torch.randn(30, columns, generator=g, dtype=torch.float64) for columns in (5, 3))
+        plain.solve(phi, y)
+    assert (int(plain.step), int(plain.rejected)) == (20, 0)
+
+
+def test_soft_labels_that_add_up_to_a_little_more_are_taken():
+    """Between two classes that have all of the weight the loss is its bound, and these rows are steeper than it."""
+    head = cf.ClosedFormLinear(5, 30, loss=cf.CrossEntropy(), dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    head.solve(torch.randn(30, 5, generator=g, dtype=torch.float64), torch.zeros(30, dtype=torch.long))
+    W = torch.zeros(30, 6, dtype=torch.float64)
+    W[2:, 5] = -60.0
+    head.set_weights_(W)
+    for _ in range(20):
+        share = 0.5 + 0.1 * (torch.rand(30, generator=g, dtype=torch.float64) - 0.5)
+        y = torch.zeros(30, 30, dtype=torch.float64)
+        y[:, 0], y[:, 1] = 1.009 * share, 1.009 * (1 - share)
+        head.solve(torch.randn(30, 5, generator=g, dtype=torch.float64), y)
+    assert int(head.rejected) == 0
+
+
 def test_few_classes_and_other_losses_keep_the_step_of_the_bound():
     assert [cf.CrossEntropy().slack(classes) for classes in (1, 2, losses.CLASSES)] == [1.0, 1.0, 1.0]
     assert cf.CrossEntropy().slack(10 * losses.CLASSES) == 10.0
@@ -122,6 +174,9 @@ def test_rows_in_pieces_are_the_rows_at_once(name, weighted, monkeypatch):
     batch, W, dW, *_ = step(60, 5, 20, loss=LOSSES[name], weighted=weighted)
     at_once = lengths(batch, W, dW)
     monkeypatch.setattr(Batch, "bounds", lambda self: [(0, 20), (20, 50), (50, 60)])
+    assert torch.allclose(lengths(batch, W, dW), at_once, rtol=1e-12)
+    monkeypatch.undo()
+    monkeypatch.setattr(lines, "_NUMBERS", 7 * K * 20)  # seven rows at a time
     assert torch.allclose(lengths(batch, W, dW), at_once, rtol=1e-12)
 
 
@@ -164,6 +219,19 @@ def test_every_filter_of_the_default_takes_its_own_length(monkeypatch):
     # nothing else in the memory of a filter knows of it
     for name in ("information", "noise", "prior", "errors"):
         assert torch.equal(head._memory()[name], other._memory()[name])
+
+
+def test_a_compiled_solve_is_one_graph_that_goes_as_far():
+    g = torch.Generator().manual_seed(0)
+    plain = cf.ClosedFormLinear(6, 40, loss=cf.CrossEntropy(), dtype=torch.float64)
+    other = copy.deepcopy(plain)
+    compiled = torch.compile(lambda phi, y: other.solve(phi, y), backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        phi, y = torch.randn(30, 6, generator=g, dtype=torch.float64), torch.randint(0, 40, (30,), generator=g)
+        plain.solve(phi, y)
+        compiled(phi, y)
+    for name, tensor in plain.state_dict().items():
+        assert relative(other.state_dict()[name].double(), tensor.double()) < 1e-9, name
 
 
 def test_many_classes_are_learned_faster_along_the_line(monkeypatch):

@@ -621,6 +621,15 @@ def test_many_outputs_in_blocks_are_as_all_at_once(n, loss, monkeypatch):
     assert torch.equal(y, kept)
 
 
+def test_layers_side_by_side_have_their_residuals_in_blocks_too(monkeypatch):
+    phi, y = problem(60, 6, 40)
+    layers = [head(6, 40, cf.Auto(), loss=cf.CrossEntropy()) for _ in range(2)]
+    layers[0].solve(phi, y.argmax(1))
+    monkeypatch.setitem(route._BLOCK_BYTES, "cpu", 8 * 40 * 6 * 25)  # 25 rows at a time
+    layers[1].solve(phi, y.argmax(1))
+    assert relative(matrix(layers[0]), matrix(layers[1])) < 1e-12
+
+
 @pytest.mark.parametrize(("n", "d"), [(2048, 256), (1024, 1024)])
 def test_a_vocabulary_takes_a_few_times_the_memory_of_its_logits(n, d):
     """Peak memory of a solve for 20,000 classes, by moments and by rows: 12 times the logits when all was made at once. What

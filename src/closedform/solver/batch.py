@@ -121,7 +121,7 @@ class Batch:
     @property
     def slack(self) -> float:
         """How much longer than that of its quadratic bound a step may be."""
-        return self.loss.slack(self.y.shape[-1])
+        return lines.slack(self.loss, self.y.shape[-1])
 
     def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
         """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its
@@ -198,10 +198,10 @@ class Batch:
     def _residuals(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:
         """`_residual` some rows at a time, so that nothing but the result has the size of all outputs."""
         rows = route.block(y.shape[1], y.device, _ARRAYS)
-        E = X.new_empty(*y.shape)
+        E = X.new_empty(*(() if W is None else W.shape[:-2]), *y.shape)
         for low in range(0, y.shape[0], rows):
             part = slice(low, low + rows)
-            E[part] = self._residual(X[part], y[part].to(X.dtype), W, W_k)
+            E[..., part, :] = self._residual(X[part], y[part].to(X.dtype), W, W_k)
         return E
 
     def _residual(self, X: Tensor, y: Tensor, W: Tensor | None, W_k: Tensor | None) -> Tensor:

@@ -215,7 +215,7 @@ if triton is not None:
         past = tl.maximum(whole - own, 0.0)
         rho = tl.where(own > 0.0, tl.minimum(tl.maximum((near + whole) / own, 1.0 / slack), 1.0), 1.0)
         low = rho * 0.0 + 1.0
-        below = near + rho * past
+        below = tl.minimum(near + rho * past, 0.0)
         high = 1.0 / rho
         t = high
         if LOOKS > 1:

@@ -4,14 +4,15 @@ The quadratic bound of a loss holds everywhere, so it is steep: among 100 classe
 steep as the loss itself. A filter that takes the bound for the loss is right about the direction of its step, and far too
 cautious about its length. So it looks along the step dW: it goes to the minimum over t of
 
-    f(W + t dW) + rho past t^2 / 2        past = <dW, A dW> - own
+    f(W + t dW) + rho past t^2 / 2        past = 2 <dW, A dW> - own
 
-where f is the loss of the batch as it is, A the matrix of the filter with the batch in it, `own` the batch's share in the
-bound's curvature along dW, and rho the ratio of the loss's curvature along dW to that of the bound, measured between t = 0
-and t = 1 on this batch and taken to hold for the earlier ones, which are `past`. As the bound is one, rho <= 1; it is not
-taken to be less than the loss says (`Loss.slack`), for rows that the network has learned by heart have hardly any curvature
-left. If the loss were quadratic, the minimum would be at t = 1 / rho. If it is still downhill there, that is the step; else
-the root of the slope is found between 1 and 1 / rho by chords, which for a curvature that grows stay on the near side of it.
+where f is the loss of the batch as it is, A the matrix of the filter with the batch in it (in halves of the bound's
+curvature), `own` the batch's share in that curvature along dW, and rho the ratio of the loss's curvature along dW to that
+of the bound, measured between t = 0 and t = 1 on this batch and taken to hold for the earlier ones, which are `past`. As
+the bound is one, rho <= 1; it is not taken to be less than the loss says (`Loss.slack`), for rows that the network has
+learned by heart have hardly any curvature left. If the loss were quadratic, the minimum would be at t = 1 / rho. If it is
+still downhill there, that is the step; else three chords between 1 and 1 / rho come close to where the slope is zero. Where
+rows are learned by heart the slope bends, and chords over a long way end beyond the zero: so no way is over `LONGEST`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,16 @@ from .systems import Rows, System
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .losses import Loss
 
 CHORDS = 3
+LONGEST = 16.0
 _NUMBERS = 2**16  # of the outputs that are looked at together on a CPU, which its cache holds
+
+
+def slack(loss: Loss, outputs: int) -> float:
+    """How many times longer than that of the loss's bound a step may be."""
+    return min(max(1.0, loss.slack(outputs)), LONGEST)
 
 
 class Along(NamedTuple):
@@ -93,14 +101,14 @@ class Line:
 
 def length(line: Line) -> Tensor:
     """t of every layer, `(K,)`, from 1 to the slack of the loss. What is not finite in a line gives no number."""
-    slack = line.batch.loss.slack(line.W.shape[-2])
+    slack = line.batch.slack
     one = torch.ones_like(line.W[:, 0, 0])
     whole, own = line.downhill, line.bound()
     near = line.slope(one)
     past = (whole - own).clamp(min=0)
     rho = torch.where(own > 0, ((near + whole) / own).clamp(1 / slack, 1.0), one)
     slope = lambda t: line.slope(t) + t * rho * past  # noqa: E731
-    low, below = one, near + rho * past
+    low, below = one, (near + rho * past).clamp(max=0)  # positive where the loss's bound is none: no further, then
     high = t = 1 / rho
     above = slope(high)
     done = above <= 0

@@ -77,12 +77,13 @@ class Loss(ABC):
         return z - gradient / self.curvature
 
     def slack(self, outputs: int) -> float:
-        """How many times longer than that of the loss's bound a step of `Auto` may be, 1 or more: see
-        `closedform.solver.lines`."""
+        """How many times longer than that of the loss's bound a step of `Auto` may be where `inner_steps` is 1; at most 16
+        is taken. See `closedform.solver.lines`."""
         return 1.0
 
     def mass(self, y: Tensor) -> Tensor | None:
-        """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight."""
+        """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight. The
+        `gradient` has it in itself."""
         return None
 
     def targets(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -259,9 +260,12 @@ CLASSES = 8
 class CrossEntropy(_Classes):
     """`-sum_c w_c y_c log softmax(z)_c`, summed over samples: integer labels, or rows of probabilities (soft labels).
 
-    Its curvature is at most 1/2. `label_smoothing` s moves the targets to `(1 - s) y + s / classes`. As in torch, samples
-    with the label `ignore_index` do not count, and `weight` has one value a class: a sample counts as much as its class, one
-    with a soft label as much as its classes on average. The loss itself is torch's mean.
+    Its curvature is at most 1/2. With `Auto` one inner step is the best: it goes as far as the loss of the batch goes down
+    (among more than eight classes, and up to 1,024 features), which more steps of the bound do not.
+
+    `label_smoothing` s moves the targets to `(1 - s) y + s / classes`. As in torch, samples with the label `ignore_index`
+    do not count, and `weight` has one value a class: a sample counts as much as its class, one with a soft label as much as
+    its classes on average. The loss itself is torch's mean.
     """
 
     inner_steps: int = 1
