@@ -237,8 +237,7 @@ def same_state(plain, fast, tolerance=1e-5):
         assert relative(fast.state_dict()[name].double(), tensor.double()) < tolerance, name
 
 
-@biases
-@pytest.mark.parametrize("n", [4, 70])
+@pytest.mark.parametrize(("n", "bias"), [(4, True), (70, False)], ids=["few rows, bias", "many rows, no bias"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("rule", FILTERS)
 def test_filters_by_kernels_are_the_plain_ones(rule, loss, n, bias):
