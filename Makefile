@@ -21,7 +21,7 @@ test: $(STAMP)
 
 # What is handed out, with the programs of other people: DDP under Lightning, two hosts of which one dies, the wheel in a clean
 # environment, the traffic between processes, the built site in a browser, the code on its pages, the CUDA kernels in an
-# interpreter. A few minutes.
+# interpreter. A quarter of an hour, most of it the interpreter.
 test-release: $(STAMP) $(INTERPRETER)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(RELEASE:%=tests/test_%.py)
 
