@@ -29,7 +29,7 @@ from closedform.paper.data import store
 from closedform.solver import auto, losses
 from closedform.stack.networks import mlp
 
-BATCHES, CLASSES = auto.BOUNDED_BATCHES, losses.CLASSES
+BATCHES, CLASSES = auto.BOUNDED_BATCHES, losses.CLASSES_A_STEP
 # the bounds of memories, and how many classes there are before a step may be longer than that of the bound
 RULES = {
     "learned": (BATCHES, CLASSES),
@@ -97,7 +97,7 @@ def task(name: str) -> swap_tasks.Task:
 
 def error(name: str, optimizer: str, rule: str) -> float | None:
     """The validation error, None where the run diverges."""
-    auto.BOUNDED_BATCHES, losses.CLASSES = RULES[rule]
+    auto.BOUNDED_BATCHES, losses.CLASSES_A_STEP = RULES[rule]
     one = task(name)
     run = swap_train.Run(name, optimizer, 256, "learned" if rule == "learned" else "solved", 0, 0)
     training = swap_train.Training(run, one, one.load(0), "cpu")

@@ -162,8 +162,8 @@ def test_soft_labels_that_add_up_to_a_little_more_are_taken():
 
 
 def test_few_classes_and_other_losses_keep_the_step_of_the_bound():
-    assert [cf.CrossEntropy().slack(classes) for classes in (1, 2, losses.CLASSES)] == [1.0, 1.0, 1.0]
-    assert cf.CrossEntropy().slack(10 * losses.CLASSES) == 10.0
+    assert [cf.CrossEntropy().slack(classes) for classes in (1, 2, losses.CLASSES_A_STEP)] == [1.0, 1.0, 1.0]
+    assert cf.CrossEntropy().slack(10 * losses.CLASSES_A_STEP) == 10.0
     for loss in (cf.Squared(), cf.Huber(), cf.Logistic(), cf.OneHotSquared(), cf.GeneralizedSquared()):
         assert loss.slack(100) == 1.0
 

@@ -253,7 +253,7 @@ class GeneralizedSquared(_Classes):
 
 # Where all of o classes are equally likely the bound of cross-entropy is o / 2 times as steep as the loss. A step may be a
 # quarter as many times as long: rows that the network has learned by heart look flatter than new ones are.
-CLASSES = 8
+CLASSES_A_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class CrossEntropy(_Classes):
         return rows if ignored is None else rows.masked_fill(ignored.unsqueeze(-1), 0)
 
     def slack(self, outputs: int) -> float:
-        return max(1.0, outputs / CLASSES)
+        return max(1.0, outputs / CLASSES_A_STEP)
 
     def mass(self, y: Tensor) -> Tensor | None:
         if self.weight is not None:

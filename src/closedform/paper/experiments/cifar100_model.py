@@ -72,7 +72,7 @@ def rule_name(rule: Rule, loss: Loss) -> str:
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
         name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
         if isinstance(loss, CrossEntropy):
-            name += f", steps of up to 1 / {losses.CLASSES} of the classes"
+            name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes"
     return name
 
 
