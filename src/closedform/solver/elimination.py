@@ -80,6 +80,7 @@ def on(device: torch.device) -> AbstractContextManager:
 
 
 if triton is not None:
+    GATHERS = tl.constexpr(hasattr(tl, "gather"))  # from Triton 3.2 on: one exchange between threads in place of five
 
     @triton.jit
     def _tile(T, rows, columns, row_stride, width):
@@ -90,24 +91,45 @@ if triton is not None:
         return tl.dot(A, B, input_precision="ieee", out_dtype=A.dtype)
 
     @triton.jit
+    def _entry(row, p: tl.constexpr, N: tl.constexpr):
+        """Entry p of a row, as a row."""
+        if GATHERS:
+            entry = tl.gather(row, tl.full((N,), p, tl.int32), 0)
+        else:
+            entry = tl.broadcast_to(tl.sum(tl.where(tl.arange(0, N) == p, row, 0.0), axis=0), (N,))
+        return entry
+
+    @triton.jit
     def _inverse(A, at, pivots, N: tl.constexpr):
         """The inverse of a block, by way of memory at `at`, and the smallest pivot in all entries of `pivots`.
 
-        The sweep operator keeps the matrix symmetric: with pivot p and row a, `A - a a^T / p`, the row and the column of the
-        pivot `a / p`, the pivot `-1 / p`. After all of them A is minus the inverse. A thread has a column: the way by memory
-        brings it there, with rows of an odd length so that it is no vector of two columns."""
+        The sweep operator by two rows at a time keeps the matrix symmetric: with the rows R (2, N) and the block S where they
+        cross, `A - R^T S^-1 R`, the rows and the columns themselves `S^-1 R`, the block `-S^-1`. After all of them A is minus
+        the inverse. What takes time are an exchange between threads and a division, here one of each for two rows. A thread
+        has a column: the way by memory brings it there, with rows of an odd length so that it is no vector of two columns.
+        """
         r = tl.arange(0, N)
         own = at + r[:, None] * (N + 1) + r[None, :]
         tl.store(own, A)
         tl.debug_barrier()
         A = tl.load(own)
-        for p in tl.static_range(N):
-            row = tl.sum(tl.where(r[:, None] == p, A, 0.0), axis=0)
-            pivot = tl.sum(tl.where(r[:, None] == p, tl.broadcast_to(row[:, None], (N, N)), 0.0), axis=0)
-            pivots = tl.minimum(pivots, pivot)
-            row = tl.where(r == p, -1.0, row)
-            crossed = (r[:, None] == p) | (r[None, :] == p)
-            A = tl.where(crossed, 0.0, A) - row[:, None] * (row * (1.0 / pivot))[None, :]
+        nothing = tl.zeros((N, N), A.dtype) * -1.0  # -0, which a compiler may leave out of a sum, as it may not 0
+        for h in tl.static_range(N // 2):
+            p = 2 * h
+            upper = tl.sum(tl.where(r[:, None] == p, A, nothing), axis=0)
+            lower = tl.sum(tl.where(r[:, None] == p + 1, A, nothing), axis=0)
+            a, b, c = _entry(upper, p, N), _entry(upper, p + 1, N), _entry(lower, p + 1, N)
+            determinant = a * c - b * b
+            pivots = tl.minimum(pivots, tl.minimum(a, determinant))
+            first = 1.0 / a
+            second = a * (1.0 / determinant)  # one over the second pivot, at the same time as the first
+            slope = b * first
+            upper = tl.where(r == p, -1.0, tl.where(r == p + 1, 0.0, upper))
+            lower = tl.where(r == p + 1, -1.0, tl.where(r == p, 0.0, lower))
+            under = (lower - slope * upper) * second
+            over = upper * first - slope * under
+            crossed = (r[:, None] // 2 == h) | (r[None, :] // 2 == h)
+            A = tl.where(crossed, 0.0, A) - upper[:, None] * over[None, :] - lower[:, None] * under[None, :]
         tl.debug_barrier()
         tl.store(own, -A)
         tl.debug_barrier()
