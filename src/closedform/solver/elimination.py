@@ -103,10 +103,10 @@ if triton is not None:
     def _inverse(A, at, pivots, N: tl.constexpr):
         """The inverse of a block, by way of memory at `at`, and the smallest pivot in all entries of `pivots`.
 
-        The sweep operator by two rows at a time keeps the matrix symmetric: with the rows R (2, N) and the block S where they
-        cross, `A - R^T S^-1 R`, the rows and the columns themselves `S^-1 R`, the block `-S^-1`. After all of them A is minus
-        the inverse. What takes time are an exchange between threads and a division, here one of each for two rows. A thread
-        has a column: the way by memory brings it there, with rows of an odd length so that it is no vector of two columns.
+        The sweep operator by two rows at a time keeps the matrix symmetric: with the rows R (2, N) and the block S where
+        they cross, `A - R^T S^-1 R`, the rows and the columns themselves `S^-1 R`, the block `-S^-1`. After all of them A is
+        minus the inverse. What takes time are an exchange between threads and a division, here one of each for two rows. A
+        thread has a column: the way by memory brings it there, with rows of an odd length so that it is no vector of two.
         """
         r = tl.arange(0, N)
         own = at + r[:, None] * (N + 1) + r[None, :]
