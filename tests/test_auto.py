@@ -127,9 +127,8 @@ def test_a_short_memory_must_be_clearly_better_where_rows_are_few():
     assert length(100, 0.01, 1.0) < 11
 
 
-def test_the_handicap_counts_weights_alike_and_only_squares():
-    """Batches that are added up first choose as one large batch does, whatever their weights; another loss than the squared
-    one knows no handicap."""
+def test_the_handicap_counts_weights_alike_and_is_for_numbers():
+    """Batches that are added up first choose as one large batch does, whatever their weights; labels know no handicap."""
     weight = 0.05 + torch.rand(40, dtype=torch.float64)
     for scale in (1e-3, 1.0, 10.0):
         heads = [layer(), layer()]
@@ -139,13 +138,63 @@ def test_the_handicap_counts_weights_alike_and_only_squares():
                 heads[1].accumulate(phi[part], y[part], scale * weight[part])
             heads[1].commit()
         assert relative(heads[0].memory_.weight, heads[1].memory_.weight) < 1e-6
-    chosen = []
-    for handicap in (0.0, 1.0):
-        head = layer(rule=cf.Auto(handicap=handicap), loss=cf.Huber())
-        for phi, y in stream(60, change=0.02):
-            head.solve(phi, y)
-        chosen.append(head.memory_.weight)
-    assert bool((chosen[0] == chosen[1]).all())
+    for loss, same in ((cf.Huber(), False), (cf.CrossEntropy(), True), (cf.Logistic(), True)):
+        chosen = []
+        for handicap in (0.0, 1.0):
+            head = layer(rule=cf.Auto(handicap=handicap), loss=loss)
+            for phi, y in stream(60, change=0.02):
+                head.solve(phi, y if loss.numbers else y.argmax(1) if loss.labels else (y > 0).double())
+            chosen.append(head.memory_.weight)
+        assert bool((chosen[0] == chosen[1]).all()) is same
+
+
+def test_labels_have_two_memories():
+    assert cf.Auto().under(cf.Huber()) == cf.Auto()
+    assert cf.Auto().under(cf.OneHotSquared()) == cf.Auto()
+    for loss in (cf.CrossEntropy(), cf.Logistic()):
+        assert cf.Auto(handicap=0.5).under(loss) == cf.Auto((0.5, 0.99), (0.0, 0.0), handicap=0.5)
+        own = cf.Auto((0.9, 0.99, 0.999), (0.0, 0.0, 1.0))
+        assert own.under(loss) == own
+        head = cf.ClosedFormLinear(4, 3, loss=loss)
+        assert head.rule == cf.Auto()  # as it was asked for
+        assert len(head.memory_.weight) == 2
+
+
+OWN = cf.Auto((0.8, 0.99), (0.0, 0.0), discount=0.9)
+
+
+@pytest.mark.parametrize("n", [6, 40])
+@pytest.mark.parametrize("loss", [cf.Squared(), cf.CrossEntropy(), cf.Huber()], ids=repr)
+def test_few_memories_of_many_features_keep_the_covariance(n, loss, monkeypatch):
+    """The same filters in the other form, their longer steps under cross-entropy too."""
+    heads, o = [], 12
+    for many in (1024, 3):
+        monkeypatch.setattr(route, "MANY_FEATURES", many)
+        heads.append(cf.ClosedFormLinear(D, o, rule=OWN, loss=loss, dtype=torch.float64))
+        for seed in range(15):
+            g = torch.Generator().manual_seed(seed)
+            phi = torch.randn(n, D, generator=g, dtype=torch.float64)
+            z = phi @ torch.linspace(-1, 1, D * o, dtype=torch.float64).reshape(D, o)
+            y = z + torch.randn(n, o, generator=g, dtype=torch.float64)
+            heads[-1].solve(phi, y.argmax(1) if loss.labels else y)
+    information, covariance = heads
+    assert "memory_covariance" in covariance.state_dict()
+    assert int(covariance.rejected) == 0
+    assert relative(matrix(covariance), matrix(information)) < 1e-5
+    assert relative(covariance.memory_.weight, information.memory_.weight) < 1e-4
+    assert relative(covariance._memory()["noise"], information._memory()["noise"]) < 1e-5
+    if isinstance(loss, cf.Squared):
+        phi, seen = torch.randn(5, D, dtype=torch.float64), []
+        for many, head in zip((1024, 3), heads):
+            monkeypatch.setattr(route, "MANY_FEATURES", many)
+            seen.append((head.variance(phi), head.sample(4000, torch.Generator().manual_seed(0)).var(0)))
+        assert relative(seen[1][0], seen[0][0]) < 1e-5
+        assert relative(seen[1][1], seen[0][1]) < 0.1
+
+
+def test_what_holds_a_memory_is_not_lost_among_many_features(monkeypatch):
+    monkeypatch.setattr(route, "MANY_FEATURES", 3)
+    assert "memory_information" in layer(rule=cf.Auto((0.9, 0.99), (10.0, 0.0))).state_dict()
 
 
 def test_the_choice_can_be_read():
@@ -173,6 +222,24 @@ def test_a_saved_head_goes_on_to_the_same_bits():
         head.solve(phi, y)
         again.solve(phi, y)
     assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), again.state_dict().values()))
+
+
+def test_a_state_with_other_memories_loads_the_layer():
+    """An earlier version had seven memories under cross-entropy."""
+    phi, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    seven = cf.Auto(discount=0.98).forget
+    before = cf.ClosedFormLinear(4, 3, rule=cf.Auto(seven, (0.0,) * 7), loss=cf.CrossEntropy())
+    before.solve(phi, labels)
+    head = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
+    with pytest.warns(UserWarning, match="memory is that of another rule or version, and starts afresh"):
+        head.load_state_dict(before.state_dict())
+    assert torch.equal(matrix(head), matrix(before))
+    assert int(head.step) == 0
+    assert not any(tensor.any() for name, tensor in head._memory().items() if name in ("information", "prior"))
+    head.solve(phi, labels)
+    assert int(head.step) == 1
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        cf.ClosedFormLinear(4, 5, loss=cf.CrossEntropy()).load_state_dict(before.state_dict())
 
 
 def test_a_layer_that_was_set_moves_all_memories():
@@ -261,9 +328,9 @@ def test_labels_in_large_batches_are_learned_better_than_by_a_learned_layer(monk
 
 def test_the_choice_names_the_forgetting_in_use():
     head = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
-    assert head.memory_.forget.tolist() == pytest.approx(list(cf.Auto().forget))
+    assert head.memory_.forget.tolist() == [0.5, 0.99]
     head.solve(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert head.memory_.forget[:2].tolist() == pytest.approx([0.95, 0.95])
+    assert head.memory_.forget.tolist() == pytest.approx([0.95, 0.99])
     assert head.memory_.length > 10
 
 
@@ -292,12 +359,16 @@ def test_the_variance_covers():
     assert 0.87 < inside / count < 0.93
 
 
-def test_generalized_squared_is_solved_too():
-    head = cf.ClosedFormLinear(D, 3, loss=cf.GeneralizedSquared(5.0, 2.0), dtype=torch.float64)
+@pytest.mark.parametrize("memories", [1, 2, 7, 9])
+def test_generalized_squared_is_solved_too(memories):
+    """By as many proximal steps as there are memories, whatever the number of ratios."""
+    rule = cf.Auto() if memories == 7 else cf.Auto((0.9,) * memories, (0.0,) * memories)
+    head = cf.ClosedFormLinear(D, 3, rule=rule, loss=cf.GeneralizedSquared(5.0, 2.0), dtype=torch.float64)
     for seed in range(5):
         phi, _ = problem(12, D, 3, seed=seed)
         head.solve(phi, torch.randint(0, 3, (12,), generator=torch.Generator().manual_seed(seed)))
     assert int(head.step) == 5
+    assert head.memory_.weight.shape == (memories,)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +380,7 @@ def test_generalized_squared_is_solved_too():
         (lambda: cf.Auto((0.0,), (0.0,), (1.0,)), r"forget must be in \(0, 1\]"),
         (lambda: cf.Auto((0.9,), (-1.0,), (1.0,)), "hold must be zero or positive"),
         (lambda: cf.Auto((0.9,), (0.0,), (0.0,)), "a ratio must be positive"),
+        (lambda: cf.Auto((0.9,), (0.0,), ()), "ratios need one value"),
     ],
 )
 def test_bad_settings_are_named(make, message):

@@ -79,6 +79,9 @@ class ClosedFormLinear(StoredLinear):
         self._failed: str | None = None
         self._warned_of_rejection = False
 
+    def _acting_as(self, rule: Rule) -> Rule:
+        return rule.under(self.loss)
+
     @property
     def process_group(self) -> distributed.ProcessGroup:
         return self._group.value
@@ -248,7 +251,7 @@ class ClosedFormLinear(StoredLinear):
         layer = guard.Layer(self.weight, self.bias, self.step, self.attempts)
         look = not self._warned_of_rejection and route.may_branch(layer.step)
         before = int(layer.step) if look else 0
-        guard.solve_(layer, self.rule, source, self._memory(), self._storage, self._write_)
+        guard.solve_(layer, self.acting, source, self._memory(), self._storage, self._write_)
         if look and int(layer.step) == before:
             self._warned_of_rejection = True
             callers.warn(
@@ -295,21 +298,21 @@ class ClosedFormLinear(StoredLinear):
         was absorbed.
         """
         self._check_posterior("variance")
-        assert isinstance(self.rule, (Auto, Kalman))
+        assert isinstance(self.acting, (Auto, Kalman))
         if phi.shape[-1] != self.in_features:
             raise ValueError(f"phi must have {self.in_features} features in its last dimension, got {tuple(phi.shape)}")
         with torch.autocast(phi.device.type, enabled=False):
             X = extend(phi.reshape(-1, self.in_features), self.bias is not None)[:, : self.features]
-            variance = self.rule.variance(X, self._memory())
+            variance = self.acting.variance(X, self._memory())
         return variance.reshape(*phi.shape[:-1], self.out_features).to(phi.dtype)
 
     @property
     def memory_(self) -> MemoryChoice:
         """Which memories the rule `Auto` has chosen, now and in the last steps: how long the layer remembers. A look at it
         waits for the device."""
-        if not isinstance(self.rule, Auto):
+        if not isinstance(self.acting, Auto):
             raise ValueError(f"memory_ is what the rule Auto has chosen; this head has {self.rule}")
-        return self.rule.choice(self.features, self._memory(), self.step)
+        return self.acting.choice(self.features, self._memory(), self.step)
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -321,16 +324,16 @@ class ClosedFormLinear(StoredLinear):
         self._check_posterior("sample")
         if n < 1:
             raise ValueError(f"sample draws one layer or more, got n={n}")
-        assert isinstance(self.rule, (Auto, Kalman))
+        assert isinstance(self.acting, (Auto, Kalman))
         W = self._storage().to(route.precision(self.weight.device))
-        return self.rule.draws(W, n, self._memory(), self.step, generator)
+        return self.acting.draws(W, n, self._memory(), self.step, generator)
 
     def _check_posterior(self, what: str) -> None:
         if not isinstance(self.rule, (Auto, Kalman)):
             raise ValueError(
                 f"{what} needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}, which keeps none"
             )
-        if isinstance(self.rule, Auto) and not self.rule.filtered(self.features):
+        if isinstance(self.acting, Auto) and not self.acting.filtered(self.features):
             raise ValueError(
                 f"{what} needs a covariance, which Auto keeps up to {route.MANY_FEATURES} features (the bias is one); this "
                 f"head has {self.features}: take rule=Kalman()"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import callers
 from .solver import route
 from .solver.rules import Rule
 
@@ -69,14 +70,24 @@ class StoredLinear(nn.Linear):
     def rule(self, rule: Rule) -> None:
         if not isinstance(rule, Rule):
             raise ValueError(f"rule must be a closedform rule such as Proximal(lam=1e3), got {rule!r}")
-        memory = rule.memory(self.features, self.out_features, self.weight.device)
+        acting = self._acting_as(rule)
+        memory = acting.memory(self.features, self.out_features, self.weight.device)
         for name in self._names:
             del self._buffers[_PREFIX + name]
-        self._rule, self._names = rule, tuple(memory)
+        self._rule, self._acting, self._names = rule, acting, tuple(memory)
         for name, tensor in memory.items():
             self.register_buffer(_PREFIX + name, tensor)
         self.step.zero_()
         self.attempts.zero_()
+
+    def _acting_as(self, rule: Rule) -> Rule:
+        """The rule as it solves this layer."""
+        return rule
+
+    @property
+    def acting(self) -> Rule:
+        """The rule as it solves this layer, for rules that differ by the loss."""
+        return self._acting
 
     @property
     def features(self) -> int:
@@ -112,7 +123,7 @@ class StoredLinear(nn.Linear):
             return  # nn.Linear's constructor draws the weights before there is a memory
         self.step.zero_()
         self.attempts.zero_()
-        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        fresh = self._acting.memory(self.features, self.out_features, self.weight.device)
         for name, tensor in self._memory().items():
             tensor.copy_(fresh[name])
 
@@ -142,7 +153,7 @@ class StoredLinear(nn.Linear):
             self.bias = _longer(self.bias, outputs)
         if self.master is not None:
             self.master = torch.cat([old, old.new_zeros(outputs, self.features)])
-        fresh = self.rule.memory(self.features, self.out_features, self.weight.device)
+        fresh = self._acting.memory(self.features, self.out_features, self.weight.device)
         for name, tensor in memory.items():
             grown = fresh[name]
             grown[tuple(slice(size) for size in tensor.shape)] = tensor
@@ -217,9 +228,20 @@ class StoredLinear(nn.Linear):
         unexpected: list,
         errors: list,
     ) -> None:
-        """A plain layer's state loads too: the memory is then fresh. A master goes where it is needed, and only there."""
+        """A plain layer's state loads too: the memory is then fresh, as it is where it has other shapes (that of an earlier
+        version's default under cross-entropy has). A master goes where it is needed, and only there."""
         plain = prefix + "step" not in state_dict and prefix + "weight" in state_dict
         foreign = any(prefix + _PREFIX + name not in state_dict for name in self._names)  # another rule's, or none
+        shapes = {prefix + _PREFIX + name: tensor.shape for name, tensor in self._memory().items()}
+        other = not foreign and any(state_dict[name].shape != shape for name, shape in shapes.items())
+        if other and state_dict.get(prefix + "weight", self.weight).shape == self.weight.shape:
+            callers.warn(
+                f"{prefix}memory is that of another rule or version, and starts afresh; the layer itself is loaded"
+            )
+            for name in shapes:
+                del state_dict[name]
+        else:
+            other = False
         exact = state_dict.pop(prefix + "master", None)
         had, self._buffers["master"] = self.master, None
         before = len(missing)
@@ -237,9 +259,11 @@ class StoredLinear(nn.Linear):
                 self._buffers["master"] = None
             elif had is None or had.device != self.weight.device:
                 self._buffers["master"] = had = self._storage_without_master().float()
+            if other:
+                missing[before:] = [name for name in missing[before:] if name not in shapes]
             if plain:
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
-            if plain or (foreign and prefix + "step" in state_dict):
+            if plain or other or (foreign and prefix + "step" in state_dict):
                 self._reset_memory()
             names = ("weight", "bias")[: 1 + (self.bias is not None)]
             parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]

@@ -121,7 +121,7 @@ def _try(head: ClosedFormLinear, phi: Tensor, y: Tensor, weight: Tensor | None) 
     """Rules are pure functions, so the head stays as it is. A solve that would be rejected moves nothing."""
     W = _matrix(head)
     batch = Batch(phi, y, weight, head.bias is not None, head.loss)
-    step = head.rule.update(head._storage().to(W.dtype), batch, head._memory(), head.step)
+    step = head.acting.update(head._storage().to(W.dtype), batch, head._memory(), head.step)
     new = step.W.to(head.weight.dtype).to(W.dtype)
     dW = torch.where(guard.accepted(step.ok, new, step.memory, new.dtype), new - W, torch.zeros_like(W))
     X = extend(phi, head.bias is not None)[:, : head.features]

@@ -8,22 +8,25 @@ discounted sum of these errors, s_k, filter k has the weight
     w_k ~ (h_k s_k)^-64        h_k = 1 + handicap sqrt(1 - gamma_k) min(1, 2 D / n)^2
 
 in the layer: in effect the best one, and a mean of those that are within a few per cent of it. h is a handicap of short
-memories under the squared loss, where a batch of n rows has few for its D features. When rows come again in the next epoch,
-the network has learned them, noise and all, and the error of a short memory flatters it. So a memory of ten batches must be
-better by a third than a very long one, and one of a hundred by a tenth. Where a batch has many rows a feature, as one of
-fields has, little is left of the handicap; for a stream whose rows never come again it should be 0.
+memories where targets are numbers (the squared loss, Huber's), and a batch of n rows has few for its D features. When rows
+come again in the next epoch, the network has learned them, noise and all, and the error of a short memory flatters it. So a
+memory of ten batches must be better by a third than a very long one, and one of a hundred by a tenth. Where a batch has many
+rows a feature, as one of fields has, little is left of it; for a stream whose rows never come again it should be 0.
 
-Up to 1,024 features the memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each; a few of them are also
-held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious one. With
-more features they are proximal steps with lambdas of different size, relative to the features, which share one Gram product
-and know no handicap. Among many classes the filters go further than the bound of cross-entropy says, see `solver.lines`.
+The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each: seven where targets are numbers, a few of
+them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
+one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
+`BOUNDED_BATCHES`, and one of a hundred batches. Each alone is worse, and with the short one alone the backbone diverges at
+large rates. Among many classes they go further than the bound of cross-entropy says, see `solver.lines`. With more features
+than the matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size,
+relative to the features, which share one Gram product and know no handicap.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +34,16 @@ from torch import Tensor
 from . import class_systems, filters, guard, lambdas, linalg, route
 from .linalg import Solved
 from .rules import Filters, Memory, Rule, Source, Step, majorise
-from .systems import ClassRows, Moments, System
+from .systems import ClassRows, System
+
+if TYPE_CHECKING:
+    from .losses import Loss
 
 SHARPNESS = 64.0
-# For losses other than the squared one, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
+# of the memories where targets are numbers, and where they are yes and no
+FORGET, HOLD = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99), (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
+FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
+# Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
 # grows to the 20 batches with the steps so far, of which it is a tenth.
 BOUNDED_BATCHES = 20, 100
@@ -63,25 +72,27 @@ class MemoryChoice(NamedTuple):
 class Auto(Rule):
     """Several memories, chosen online by how well they predict each batch before they see it. Nothing needs tuning.
 
-    forget, hold: of the memories, see `closedform.solver.auto`.
-    ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more than 1,024 features.
+    forget, hold: of the memories, see `closedform.solver.auto`. Left as they are, they become two memories under
+        cross-entropy and `Logistic`, which need no more.
+    ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more features than filters have room for.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
-    handicap: of short memories under the squared loss, up to 1,024 features, see `closedform.solver.auto`; 0 for a stream
-        whose rows never come again.
+    handicap: of short memories where targets are numbers, see `closedform.solver.auto`; 0 for a stream whose rows never
+        come again.
     """
 
-    forget: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99)
-    hold: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
+    forget: tuple[float, ...] = FORGET
+    hold: tuple[float, ...] = HOLD
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
     discount: float = 0.99
     handicap: float = 1.0
 
     def __post_init__(self) -> None:
-        if not len(self.forget) == len(self.hold) == len(self.ratios) > 0:
+        if not len(self.forget) == len(self.hold) > 0:
             raise ValueError(
-                "forget, hold and ratios need one value for each memory, "
-                f"got {len(self.forget)}, {len(self.hold)} and {len(self.ratios)}"
+                f"forget and hold need one value for each memory, got {len(self.forget)} and {len(self.hold)}"
             )
+        if not self.ratios:
+            raise ValueError("ratios need one value for each memory, got none")
         for gamma in self.forget:
             lambdas.check_forget(gamma)
         if any(not 0 <= value < float("inf") for value in self.hold):
@@ -93,9 +104,18 @@ class Auto(Rule):
         if not 0 <= self.handicap < float("inf"):
             raise ValueError(f"handicap must be zero or positive and finite, got {self.handicap}")
 
+    def under(self, loss: Loss) -> Auto:
+        if loss.numbers or (self.forget, self.hold) != (FORGET, HOLD):
+            return self
+        return replace(self, forget=FORGET_CLASSES, hold=HOLD_CLASSES)
+
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
-        return features <= route.MANY_FEATURES
+        return route.filtered(features, len(self.forget))
+
+    def _form(self, features: int) -> route.Form:
+        """What the filters keep. What holds a memory can be added to the inverse alone."""
+        return "covariance" if features > route.MANY_FEATURES and not any(self.hold) else "information"
 
     def memory(
         self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
@@ -114,7 +134,7 @@ class Auto(Rule):
         }
         if self.filtered(features):
             memory |= {
-                "information": torch.zeros(K, features, features, **kind),
+                self._form(features): torch.zeros(K, features, features, **kind),
                 "prior": torch.zeros(features, **kind),
                 "noise": torch.zeros(K, outputs, **kind),
                 "forget": torch.tensor(self.forget, **kind),
@@ -122,7 +142,7 @@ class Auto(Rule):
         return memory
 
     def filters(self, features: int, step: Tensor) -> Filters | None:
-        if not self.filtered(features):
+        if not self.filtered(features) or self._form(features) != "information":
             return None
         return Filters(
             self.forget,
@@ -136,8 +156,8 @@ class Auto(Rule):
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
         stated = system = batch.systems(W, layers)
-        filtered = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows)
-        if filtered:
+        filtered, form = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows), self._form(W.shape[-1])
+        if filtered and form == "information":
             system = system.moments()
         error = batch.errors(layers, system if batch.squared else stated)
         new: Memory = {}
@@ -145,8 +165,8 @@ class Auto(Rule):
         if isinstance(system, ClassRows):
             solve = self._by_class
         elif filtered:
-            gamma, hold = self._forgetting(None if batch.squared else batch.total, step, W)
-            if batch.squared:
+            gamma, hold = self._forgetting(None if batch.numbers else batch.total, step, W)
+            if batch.numbers:
                 shortness = constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
                 handicap = 1 + self.handicap * _scarcity(system.n, W.shape[-1]) ** 2 * shortness
             units = lambdas.units(system)
@@ -154,8 +174,8 @@ class Auto(Rule):
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
             held = (hold * (1 - gamma)).unsqueeze(-1) * units if any(self.hold) else None
             matrix, solve = filters.absorb(
-                "information",
-                memory["information"],
+                form,
+                memory[form],
                 system,
                 prior.expand(len(gamma), -1),
                 gamma,
@@ -164,15 +184,15 @@ class Auto(Rule):
                 first,
                 held,
             )
-            new |= {"information": matrix, "prior": prior, "forget": gamma}
+            new |= {form: matrix, "prior": prior, "forget": gamma}
         else:
             solve = linalg.path(system, lambdas.units(system), constant(self.ratios, W))
         solution = solve(system)
-        if "information" in new:
+        if filtered:
             new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
             solution = majorise(batch, layers, stated, solve, solution, batch.inner_steps - 1)
-        elif isinstance(system, Moments) and "information" in new and batch.slack > 1:
+        elif filtered and batch.slack > 1:
             t = batch.length(layers, solution.update, stated, system.C)
             solution = Solved(t[:, None, None] * solution.update, solution.ok)
         moved = layers + solution.update
@@ -191,16 +211,15 @@ class Auto(Rule):
             "shares": memory["shares"] + weights,
             "history": memory["history"].index_copy(0, (step % KEPT).reshape(1), weights[None]),
         }
-        for name in ("information", "noise"):
-            if name in new:
-                new[name] = guard.chosen(sound, new[name], memory[name])
+        for name in (form, "noise") if filtered else ():
+            new[name] = guard.chosen(sound, new[name], memory[name])
         return Step(mixed, new, sound.any() & (error - error == 0).any())
 
     def _forgetting(self, rows: int | None, step: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """gamma and hold of every filter. A loss that is bounded by a quadratic at each batch (`rows` in it) has no use for
-        memories of few rows that nothing holds: rows that come again in the next epoch flatter them. Nor, once the training
-        is under way, for those of few batches: they follow the moving features so closely that they predict the next batch
-        well, and the backbone learns less from them."""
+        """gamma and hold of every filter. Where targets are yes and no (in a batch of so many `rows`), memories of few rows
+        that nothing holds are of no use: rows that come again in the next epoch flatter them. Nor, once the training is
+        under way, those of few batches: they follow the moving features so closely that they predict the next batch well,
+        and the backbone learns less from them."""
         gamma, hold = constant(self.forget, like), constant(self.hold, like)
         if rows is None:
             return gamma, hold
@@ -213,10 +232,12 @@ class Auto(Rule):
         return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:
-        """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one."""
+        """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one. As many
+        ratios as there are memories, evenly from all."""
         assert isinstance(system, ClassRows)
-        units = lambdas.units(system)
-        parts = [class_systems.ridge(replace(system, E=E), ratio * units) for E, ratio in zip(system.E, self.ratios)]
+        units, K = lambdas.units(system), len(system.E)
+        ratios = [self.ratios[(2 * k + 1) * len(self.ratios) // (2 * K)] for k in range(K)]
+        parts = [class_systems.ridge(replace(system, E=E), ratio * units) for E, ratio in zip(system.E, ratios)]
         return Solved(torch.stack([part.update for part in parts]), torch.stack([part.ok for part in parts]))
 
     def _layers(self, W: Tensor, memory: Memory, step: Tensor) -> Tensor:
@@ -249,8 +270,8 @@ class Auto(Rule):
     def variance(self, X: Tensor, memory: Memory) -> Tensor:
         """Predictive variance of every output for extended features `X (n, D)`: that of the memories' mixture, their own and
         the variance between them."""
-        K, weights = len(self.forget), memory["weights"][:, None, None]
-        spread = filters.spread("information", memory["information"], X.expand(K, *X.shape))
+        K, weights, form = len(self.forget), memory["weights"][:, None, None], self._form(X.shape[-1])
+        spread = filters.spread(form, memory[form], X.expand(K, *X.shape))
         own = (1 + spread).unsqueeze(-1) * memory["noise"].unsqueeze(-2)
         means = X @ memory["layers"].mT
         between = (means - (weights * means).sum(0)).square()
@@ -262,11 +283,15 @@ class Auto(Rule):
         """n layers from the mixture of the memories' posteriors around `W (o, D)`: `(n, o, D)`."""
         which = torch.multinomial(memory["weights"], n, replacement=True, generator=generator)
         Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
-        layers, noise = self._layers(W, memory, step), memory["noise"].sqrt().unsqueeze(-1)
+        layers, noise, form = (
+            self._layers(W, memory, step),
+            memory["noise"].sqrt().unsqueeze(-1),
+            self._form(W.shape[-1]),
+        )
         drawn = torch.empty_like(Z)
         for k in which.unique().tolist():
             some = which == k
-            drawn[some] = layers[k] + noise[k] * filters.draws("information", memory["information"][k], Z[some])
+            drawn[some] = layers[k] + noise[k] * filters.draws(form, memory[form][k], Z[some])
         return drawn
 
 

@@ -100,6 +100,11 @@ class Batch:
         """Whether the loss is solved exactly, not through a quadratic bound."""
         return isinstance(self.loss, (Squared, GeneralizedSquared))
 
+    @property
+    def numbers(self) -> bool:
+        """Whether targets are fitted as numbers, not as yes and no."""
+        return self.loss.numbers
+
     def errors(self, W: Tensor, system: System) -> Tensor:
         """The mean loss of several layers `W (K, o, D)`, `(K,)`; `system` is stated against them."""
         if self.squared:

@@ -205,7 +205,8 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
         solve: Factor = lambda other: Solved((posterior @ other.C).mT, sound)  # noqa: E731
         P = posterior
     else:
-        X = torch.cat([system.X, leak.as_rows(D)], -2)
+        single = leak.as_rows(D)
+        X = torch.cat([system.X.expand(*single.shape[:-2], *system.X.shape[-2:]), single], -2)
         XP = X @ P
         KT, ok = linalg.shifted_(XP @ X.mT, 1.0)(XP)
         n = system.X.shape[-2]

@@ -58,6 +58,9 @@ class Loss(ABC):
     inner_steps: int = 1
     moments: ClassVar[bool] = False  # whether `X^T X` and `X^T Y` say all there is to know of a batch
     labels: ClassVar[bool] = False  # whether integer class labels stand for their one-hot rows
+    numbers: ClassVar[bool] = (
+        True  # whether targets are fitted as numbers, not as yes and no; see `closedform.solver.auto`
+    )
 
     @abstractmethod
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -273,6 +276,7 @@ class CrossEntropy(_Classes):
     ignore_index: int = -100
     weight: Sequence[float] | Tensor | None = None
     curvature = 0.5
+    numbers = False
     _on_devices: dict[tuple[torch.device, torch.dtype], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -374,6 +378,7 @@ class Logistic(Loss):
 
     inner_steps: int = 1
     curvature = 0.25
+    numbers = False
 
     def __post_init__(self) -> None:
         _check_steps(self.inner_steps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from . import class_systems, filters, lambdas, linalg, route
 from .lambdas import Lambda, per_sample
 from .linalg import Factor, Solved
 from .systems import ClassRows, System
+
+if TYPE_CHECKING:
+    from .losses import Loss
 
 Memory = dict[str, Tensor]
 
@@ -34,13 +37,18 @@ class Source(Protocol):
     def squared(self) -> bool: ...
 
     @property
+    def numbers(self) -> bool:
+        """Whether targets are fitted as numbers, not as yes and no."""
+        ...
+
+    @property
     def slack(self) -> float:
         """How much longer than that of its quadratic bound a step may be."""
         ...
 
     @property
     def total(self) -> int:
-        """How many rows there are on all ranks; asked for where the loss is not a squared one."""
+        """How many rows there are on all ranks; asked for where targets are no numbers."""
         ...
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...
@@ -151,6 +159,10 @@ def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Mem
 
 class Rule(ABC):
     """Base of the rules. The memory that `update` returns holds only the entries that changed."""
+
+    def under(self, loss: Loss) -> Rule:
+        """The rule as it is for a layer with this loss."""
+        return self
 
     def memory(
         self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None

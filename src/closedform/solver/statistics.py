@@ -122,6 +122,7 @@ class Statistics:
 
     inner_steps = 1  # the squared loss is its own bound
     squared = True
+    numbers = True
     slack = 1.0
 
     @property

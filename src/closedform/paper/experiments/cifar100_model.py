@@ -68,7 +68,7 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
 
 def rule_name(rule: Rule, loss: Loss) -> str:
     """What a rule does under a loss, so that runs by another default can be told apart."""
-    name = repr(rule)
+    name = repr(rule.under(loss))
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
         name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
         if isinstance(loss, CrossEntropy):
