@@ -17,9 +17,10 @@ The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each
 them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
 one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
 `BOUNDED_BATCHES`, and one of a hundred batches. Each alone is worse, and with the short one alone the backbone diverges at
-large rates. Among many classes they go further than the bound of cross-entropy says, see `solver.lines`. With more features
-than the matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size,
-relative to the features, which share one Gram product and know no handicap.
+large rates. Above 1,024 features, where the shortest is nearly as long, the long one is enough. Among many classes they go
+further than the bound of cross-entropy says, see `solver.lines`. Where the matrices have no room (above 1,024 features, or
+4,096 for one) the memories are proximal steps with lambdas of different size, relative to the features, which share one Gram
+product and know no handicap.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ SHARPNESS = 64.0
 # of the memories where targets are numbers, and where they are yes and no
 FORGET, HOLD = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99), (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
 FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
+FORGET_WIDE, HOLD_WIDE = (0.99,), (0.0,)  # of these above `route.MANY_FEATURES`
 # Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
 # grows to the 20 batches with the steps so far, of which it is a tenth.
@@ -73,7 +75,7 @@ class Auto(Rule):
     """Several memories, chosen online by how well they predict each batch before they see it. Nothing needs tuning.
 
     forget, hold: of the memories, see `closedform.solver.auto`. Left as they are, they become two memories under
-        cross-entropy and `Logistic`, which need no more.
+        cross-entropy and `Logistic`, which need no more, and one above 1,024 features.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more features than filters have room for.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
     handicap: of short memories where targets are numbers, see `closedform.solver.auto`; 0 for a stream whose rows never
@@ -104,10 +106,11 @@ class Auto(Rule):
         if not 0 <= self.handicap < float("inf"):
             raise ValueError(f"handicap must be zero or positive and finite, got {self.handicap}")
 
-    def under(self, loss: Loss) -> Auto:
+    def under(self, loss: Loss, features: int) -> Auto:
         if loss.numbers or (self.forget, self.hold) != (FORGET, HOLD):
             return self
-        return replace(self, forget=FORGET_CLASSES, hold=HOLD_CLASSES)
+        forget, hold = (FORGET_CLASSES, HOLD_CLASSES) if features <= route.MANY_FEATURES else (FORGET_WIDE, HOLD_WIDE)
+        return replace(self, forget=forget, hold=hold)
 
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
