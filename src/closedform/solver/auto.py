@@ -235,8 +235,8 @@ class Auto(Rule):
         return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:
-        """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one. As many
-        ratios as there are memories, evenly from all."""
+        """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one.
+        As many ratios as there are memories, evenly from all."""
         assert isinstance(system, ClassRows)
         units, K = lambdas.units(system), len(system.E)
         ratios = [self.ratios[(2 * k + 1) * len(self.ratios) // (2 * K)] for k in range(K)]

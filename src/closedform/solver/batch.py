@@ -126,7 +126,7 @@ class Batch:
     @property
     def slack(self) -> float:
         """How much longer than that of its quadratic bound a step may be."""
-        return lines.slack(self.loss, self.y.shape[-1])
+        return lines.slack(self.loss, self.y.shape[-1], self.total, self.features)
 
     def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
         """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its

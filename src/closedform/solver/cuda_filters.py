@@ -53,7 +53,9 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str
     rule's memory with it."""
     with elimination.on(phi.device):
         curvature = loss.curvature if isinstance(loss, CrossEntropy) else None
-        _solve_(layer, phi, y.contiguous(), curvature, lines.slack(loss, y.shape[1]), memory, side)
+        D = phi.shape[1] + int(layer.bias is not None)
+        slack = lines.slack(loss, y.shape[1], len(phi), D)
+        _solve_(layer, phi, y.contiguous(), curvature, slack, memory, side)
     for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 

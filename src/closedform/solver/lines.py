@@ -13,6 +13,10 @@ the bound is one, rho <= 1; it is not taken to be less than the loss says (`Loss
 learned by heart have hardly any curvature left. If the loss were quadratic, the minimum would be at t = 1 / rho. If it is
 still downhill there, that is the step; else three chords between 1 and 1 / rho come close to where the slope is zero. Where
 rows are learned by heart the slope bends, and chords over a long way end beyond the zero: so no way is over `LONGEST`.
+
+All that trusts the batch to say what the loss is like. One with fewer rows than features cannot: whatever the step does on
+it, the step was made for it. Steps that were longer there grew the layer without end, and the training fell apart. So such a
+batch has the steps of the bound; with more rows it has a power of the slack, and soon the whole, see `TRUSTED`.
 """
 
 from __future__ import annotations
@@ -33,12 +37,15 @@ if TYPE_CHECKING:
 
 CHORDS = 3
 LONGEST = 16.0
+TRUSTED = 1.0, 1.5  # rows a feature: up to the first a step is that of the bound, from the second it has its whole slack
 _NUMBERS = 2**16  # of the outputs that are looked at together on a CPU, which its cache holds
 
 
-def slack(loss: Loss, outputs: int) -> float:
+def slack(loss: Loss, outputs: int, rows: int, features: int) -> float:
     """How many times longer than that of the loss's bound a step may be."""
-    return min(max(1.0, loss.slack(outputs)), LONGEST)
+    few, many = TRUSTED
+    trusted = min(max((rows / features - few) / (many - few), 0), 1)
+    return min(max(1.0, loss.slack(outputs)), LONGEST) ** trusted
 
 
 class Along(NamedTuple):
