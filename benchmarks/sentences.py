@@ -143,14 +143,15 @@ def _cells(rows: list[dict]) -> dict[str, Any]:
 
 
 def _shortest_memory() -> dict[str, Any]:
-    """Validation errors over the learned layer's by optimizer, task and bounds of the memories; of the `tables` the mean
-    (geometric) and the `worst`."""
+    """Validation errors over the learned layer's by optimizer, task (of images with the batch size) and memories; of the
+    `tables` the mean (geometric) and the `worst`."""
     cells: dict[str, Any] = {}
     for row in _rows("shortest_memory-cpu"):
         ratios = {_key(rule): value for rule, value in row["ratios"].items()}
-        cells.setdefault(row["optimizer"], {})[_key(row["task"])] = ratios
+        task = f"cifar100 {row['batch_size']}" if row["task"] == "cifar100" else row["task"]
+        cells.setdefault(row["optimizer"], {})[_key(task)] = ratios
     for tasks in cells.values():
-        tables = [ratios for task, ratios in tasks.items() if task != "cifar100"]
+        tables = [ratios for task, ratios in tasks.items() if not task.startswith("cifar100")]
         by_rule = {rule: [ratios[rule] for ratios in tables if ratios[rule]] for rule in tables[0]} if tables else {}
         tasks["tables"] = {rule: statistics.geometric_mean(some) for rule, some in by_rule.items()}
         tasks["worst"] = {rule: max(some) for rule, some in by_rule.items()}

@@ -253,7 +253,9 @@ def test_filters_of_any_shape(n, d, o, loss):
     same_state(plain, fast)
 
 
-@pytest.mark.parametrize(("n", "d", "o", "loss"), [(4, 7, 20, "cross-entropy"), (12, 7, 20, "cross-entropy"), (40, 5, 17, "ignored")])
+@pytest.mark.parametrize(
+    ("n", "d", "o", "loss"), [(4, 7, 20, "cross-entropy"), (12, 7, 20, "cross-entropy"), (40, 5, 17, "ignored")]
+)
 def test_filters_go_as_far_among_many_classes(loss, n, d, o):
     assert LOSSES[loss].slack(o) > 1
     same_state(*filtered("auto", loss, d, o, True, n, steps=2))

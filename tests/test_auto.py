@@ -295,6 +295,23 @@ def test_memories_of_few_batches_are_for_the_squared_loss():
     assert shortest(10_000) == shortest(10_000, 20) == 0.5
 
 
+def test_long_memories_of_labels_have_many_rows_a_feature():
+    like = torch.zeros(3, 50, dtype=torch.float64)
+
+    def gammas(rule, rows):
+        return rule._forgetting(rows, torch.tensor(7), like)[0].tolist()
+
+    two, alone = cf.Auto((0.5, 0.99), (0.0, 0.0)), cf.Auto((0.99,), (0.0,))
+    assert gammas(two, None) == [0.5, 0.99]
+    assert gammas(two, 2) == pytest.approx([0.99, 1 - 1 / 2500])
+    assert gammas(two, 10) == pytest.approx([0.98, 1 - 1 / 500])
+    assert gammas(two, 50) == gammas(two, 200) == pytest.approx([0.95, 0.99])
+    assert gammas(alone, 2) == pytest.approx([1 - 1 / 750])
+    assert gammas(alone, 15) == gammas(alone, 200) == pytest.approx([0.99])
+    assert gammas(cf.Auto((0.5, 0.9999), (0.0, 10.0)), 2) == pytest.approx([0.99, 0.9999])  # what is held stays
+    assert gammas(cf.Auto((0.99, 0.9999), (10.0, 0.0)), 2) == pytest.approx([0.99, 0.9999])
+
+
 def _classes_learned(solved: bool, seed: int) -> float:
     """The loss on held-out rows after ten epochs with batches of about as many rows as features."""
     torch.manual_seed(seed)

@@ -16,9 +16,9 @@ rows a feature, as one of fields has, little is left of it; for a stream whose r
 The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each: seven where targets are numbers, a few of
 them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
 one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
-`BOUNDED_BATCHES`, and one of a hundred batches. Each alone is worse, and with the short one alone the backbone diverges at
-large rates. Above 1,024 features, where the shortest is nearly as long, the long one is enough. Among many classes they go
-further than the bound of cross-entropy says, see `solver.lines`. Where the matrices have no room (above 1,024 features, or
+`BOUNDED_BATCHES`, and one of a hundred batches and a hundred rows a feature. Each alone is worse, and with the short one
+alone the backbone diverges at large rates. Above 1,024 features, the long one is enough. Among many classes they go further
+than the bound of cross-entropy says, see `solver.lines`. Where the matrices have no room (above 1,024 features, or
 4,096 for one) the memories are proximal steps with lambdas of different size, relative to the features, which share one Gram
 product and know no handicap.
 """
@@ -47,10 +47,13 @@ FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
 FORGET_WIDE, HOLD_WIDE = (0.99,), (0.0,)  # of these above `route.MANY_FEATURES`
 # Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
-# grows to the 20 batches with the steps so far, of which it is a tenth.
+# grows to the 20 batches with the steps so far, of which it is a tenth. Memories of 100 batches or more have at least 100
+# rows a feature, or where there is but one memory, 30.
 BOUNDED_BATCHES = 20, 100
 BOUNDED_ROWS = 10, 100
 BOUNDED_STEPS = 10
+ROWS_ALONE = 30
+ROUNDING = 1e-9
 SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
 
@@ -222,7 +225,7 @@ class Auto(Rule):
         """gamma and hold of every filter. Where targets are yes and no (in a batch of so many `rows`), memories of few rows
         that nothing holds are of no use: rows that come again in the next epoch flatter them. Nor, once the training is
         under way, those of few batches: they follow the moving features so closely that they predict the next batch well,
-        and the backbone learns less from them."""
+        and the backbone learns less from them. The long memories steady the others, which those of few rows do not."""
         gamma, hold = constant(self.forget, like), constant(self.hold, like)
         if rows is None:
             return gamma, hold
@@ -232,6 +235,10 @@ class Auto(Rule):
             longer = torch.maximum(gamma, shortest)
         else:
             longer = gamma.clamp(min=1 - 1 / min(most, max(usual, few)))
+        lasting = long_rows(len(self.forget)) * like.shape[-1] / rows
+        if lasting > most:
+            long = (1 - gamma) * most < 1 + ROUNDING
+            longer = torch.where(long, longer.clamp(min=1 - 1 / lasting), longer)
         return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:
@@ -296,6 +303,11 @@ class Auto(Rule):
             some = which == k
             drawn[some] = layers[k] + noise[k] * filters.draws(form, memory[form][k], Z[some])
         return drawn
+
+
+def long_rows(memories: int) -> int:
+    """How many rows a feature the long ones of so many memories have at least, where targets are yes and no."""
+    return BOUNDED_ROWS[1] if memories > 1 else ROWS_ALONE
 
 
 def _scarcity(n: int | float | Tensor, features: int) -> float | Tensor:

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 CHORDS = 3
 LONGEST = 16.0
-TRUSTED = 1.0, 1.5  # rows a feature: up to the first a step is that of the bound, from the second it has its whole slack
+TRUSTED = (
+    1.0,
+    1.5,
+)  # rows a feature: up to the first a step is that of the bound, from the second it has its whole slack
 _NUMBERS = 2**16  # of the outputs that are looked at together on a CPU, which its cache holds
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...head import ClosedFormLinear
-from ...solver import auto, losses
+from ...solver import auto, lines, losses
 from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared, Squared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
@@ -70,9 +70,9 @@ def rule_name(rule: Rule, loss: Loss, features: int) -> str:
     """What a rule does under a loss, so that runs by another default can be told apart."""
     name = repr(rule.under(loss, features))
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
-        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}"
+        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}, {auto.ROWS_ALONE}"
         if isinstance(loss, CrossEntropy):
-            name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes"
+            name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes from {lines.TRUSTED} rows a feature"
     return name
 
 
