@@ -179,13 +179,13 @@ def test_a_table_has_one_default_a_cell_and_says_where_it_is_an_earlier_one(tmp_
     records, cells = Records(tmp_path / "runs"), [Cell("sgd", size, "auto cross-entropy") for size in (32, 64)]
     for cell in cells:
         with_every_run(records, cell, 2)
-    earlier = cifar100_model.default_name(cells[0].method, "small")
+    earlier = cifar100_model.default_name(cells[0].method)
     another_default()
     with_every_run(records, cells[0], 1)
     with_every_run(records, cells[1], 2)
     table = cifar100.collect(tmp_path)
     assert set(table.loc[table["batch_size"] == 32, "rule"]) == {earlier}, "fewer runs replace none"
-    assert set(table.loc[table["batch_size"] == 64, "rule"]) == {cifar100_model.default_name(cells[1].method, "small")}
+    assert set(table.loc[table["batch_size"] == 64, "rule"]) == {cifar100_model.default_name(cells[1].method)}
     assert not table.duplicated(["study", "batch_size", "stage", "lr", "seed", "step"]).any()
     assert cifar100_report.by_an_earlier_default(table) == [("sgd", 32, "auto cross-entropy")]
     with_every_run(records, cells[0], 2)

@@ -80,7 +80,7 @@ class ClosedFormLinear(StoredLinear):
         self._warned_of_rejection = False
 
     def _acting_as(self, rule: Rule) -> Rule:
-        return rule.under(self.loss, self.features)
+        return rule.under(self.loss)
 
     @property
     def process_group(self) -> distributed.ProcessGroup:

@@ -16,11 +16,11 @@ rows a feature, as one of fields has, little is left of it; for a stream whose r
 The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each: seven where targets are numbers, a few of
 them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
 one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
-`BOUNDED_BATCHES`, and one of a hundred batches and a hundred rows a feature. Each alone is worse, and with the short one
-alone the backbone diverges at large rates. Above 1,024 features, the long one is enough. Among many classes they go further
-than the bound of cross-entropy says, see `solver.lines`. Where the matrices have no room (above 1,024 features, or
-4,096 for one) the memories are proximal steps with lambdas of different size, relative to the features, which share one Gram
-product and know no handicap.
+`BOUNDED_BATCHES`, and one of a hundred batches and a hundred rows a feature. Each alone is worse: with the short one alone
+the backbone diverges at large rates, and steadied by none that is long it does so in small batches. Among many classes they
+go further than the bound of cross-entropy says, see `solver.lines`. With more features than the matrices have room for
+(1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to the features, which
+share one Gram product and know no handicap.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ SHARPNESS = 64.0
 # of the memories where targets are numbers, and where they are yes and no
 FORGET, HOLD = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99), (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
 FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
-FORGET_WIDE, HOLD_WIDE = (0.99,), (0.0,)  # of these above `route.MANY_FEATURES`
 # Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
 # grows to the 20 batches with the steps so far, of which it is a tenth. Memories of 100 batches or more have at least 100
-# rows a feature, or where there is but one memory, 30.
+# rows a feature.
 BOUNDED_BATCHES = 20, 100
 BOUNDED_ROWS = 10, 100
 BOUNDED_STEPS = 10
-ROWS_ALONE = 30
 ROUNDING = 1e-9
 SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
@@ -78,7 +76,7 @@ class Auto(Rule):
     """Several memories, chosen online by how well they predict each batch before they see it. Nothing needs tuning.
 
     forget, hold: of the memories, see `closedform.solver.auto`. Left as they are, they become two memories under
-        cross-entropy and `Logistic`, which need no more, and one above 1,024 features.
+        cross-entropy and `Logistic`, which need no more.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more features than filters have room for.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
     handicap: of short memories where targets are numbers, see `closedform.solver.auto`; 0 for a stream whose rows never
@@ -109,11 +107,10 @@ class Auto(Rule):
         if not 0 <= self.handicap < float("inf"):
             raise ValueError(f"handicap must be zero or positive and finite, got {self.handicap}")
 
-    def under(self, loss: Loss, features: int) -> Auto:
+    def under(self, loss: Loss) -> Auto:
         if loss.numbers or (self.forget, self.hold) != (FORGET, HOLD):
             return self
-        forget, hold = (FORGET_CLASSES, HOLD_CLASSES) if features <= route.MANY_FEATURES else (FORGET_WIDE, HOLD_WIDE)
-        return replace(self, forget=forget, hold=hold)
+        return replace(self, forget=FORGET_CLASSES, hold=HOLD_CLASSES)
 
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
@@ -235,10 +232,9 @@ class Auto(Rule):
             longer = torch.maximum(gamma, shortest)
         else:
             longer = gamma.clamp(min=1 - 1 / min(most, max(usual, few)))
-        lasting = long_rows(len(self.forget)) * like.shape[-1] / rows
-        if lasting > most:
+        if many > most:
             long = (1 - gamma) * most < 1 + ROUNDING
-            longer = torch.where(long, longer.clamp(min=1 - 1 / lasting), longer)
+            longer = torch.where(long, longer.clamp(min=1 - 1 / many), longer)
         return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:
@@ -303,11 +299,6 @@ class Auto(Rule):
             some = which == k
             drawn[some] = layers[k] + noise[k] * filters.draws(form, memory[form][k], Z[some])
         return drawn
-
-
-def long_rows(memories: int) -> int:
-    """How many rows a feature the long ones of so many memories have at least, where targets are yes and no."""
-    return BOUNDED_ROWS[1] if memories > 1 else ROWS_ALONE
 
 
 def _scarcity(n: int | float | Tensor, features: int) -> float | Tensor:

@@ -42,7 +42,7 @@ def _constants(side: Filters, features: int, curvature: float | None) -> tuple[f
     squared = curvature is None
     rounding = linalg.rounding(features, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
-    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, auto.BOUNDED_STEPS, auto.long_rows(len(side.hold)))
+    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, auto.BOUNDED_STEPS)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))

@@ -138,7 +138,7 @@ if triton is not None:
         lam = tl.load(constants + 2)
         now = tl.where(before <= 0.0, tl.where(lam > 0.0, lam, tl.load(constants + 3) * units), before)
         gamma = tl.load(forget + k)
-        held = tl.load(constants + 15 + k)
+        held = tl.load(constants + 14 + k)
         if BOUNDED:  # see `Auto._forgetting`
             usual = tl.load(constants + 9)
             a_row = D.to(tl.float64) / n.to(tl.float64)
@@ -147,7 +147,7 @@ if triton is not None:
             grown = tl.minimum(tl.maximum(t.to(tl.float64) / tl.load(constants + 13), many), usual)
             shortest = 1.0 - 1.0 / tl.where(many < usual, grown, least)
             long = (1.0 - gamma) * tl.load(constants + 10) < 1.0 + 1e-9
-            shortest = tl.where(long, tl.maximum(shortest, 1.0 - 1.0 / (tl.load(constants + 14) * a_row)), shortest)
+            shortest = tl.where(long, tl.maximum(shortest, 1.0 - 1.0 / many), shortest)
             gamma = tl.where(held > 0.0, gamma, tl.maximum(gamma, shortest))
         turn = (c - (t * LEAKING) % D + D) % D < LEAKING
         kept = tl.maximum(now * (tl.load(constants + 4) * (1.0 - gamma)), tl.load(constants + 5) * diagonal)
@@ -336,7 +336,7 @@ if triton is not None:
                 error = error / o.to(tl.float64)
                 scarcity = tl.minimum(1.0, tl.load(constants + 9) * D.to(tl.float64) / n.to(tl.float64))
                 handicap = tl.load(constants + 8) * scarcity * scarcity
-                handicap = handicap * tl.load(constants + 15 + filters + k, mask=inside, other=0.0)
+                handicap = handicap * tl.load(constants + 14 + filters + k, mask=inside, other=0.0)
             error = error / tl.load(numbers)
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)

@@ -8,7 +8,7 @@
     a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
-    filters for Auto's memories?     up to 1,024 features; one alone up to 4,096                     filtered
+    filters for Auto's memories?     up to 1,024 features; two of them up to 4,096                   filtered
     a factor or an elimination?      on CUDA an elimination, of stacks and of up to 640 rows         eliminated
     how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
                                      or their outputs (block)
@@ -39,8 +39,8 @@ FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
 ELIMINATED = 640  # rows of one system up to which CUDA's own factor is the slower (by 1.3 to 1.7 times on an H200)
 MANY_ROWS = 4096  # from here on the residuals of several layers cost more than the launches that they save
-# features above which `Auto` keeps no matrix for each of its memories, and for one alone
-MANY_FEATURES, MANY_ALONE = 1024, 4096
+# features above which `Auto` keeps no matrix for each of its memories, and where these are few
+MANY_FEATURES, MANY_FEW, FEW_MEMORIES = 1024, 4096, 2
 
 FUSED_FEATURES = 1056  # of filters: a multiple of 32 above `MANY_FEATURES` and a bias
 FUSED_OUTPUTS = 1024
@@ -87,7 +87,7 @@ def filter_form(features: int) -> Form:
 
 def filtered(features: int, memories: int) -> bool:
     """Whether so many memories of `Auto` are filters, with a matrix each."""
-    return features <= (MANY_FEATURES if memories > 1 else MANY_ALONE)
+    return features <= (MANY_FEW if memories <= FEW_MEMORIES else MANY_FEATURES)
 
 
 def eliminated(K: Tensor) -> bool:

@@ -160,8 +160,8 @@ def _lambda_memory(lam: Lambda | per_sample, device: torch.device | None) -> Mem
 class Rule(ABC):
     """Base of the rules. The memory that `update` returns holds only the entries that changed."""
 
-    def under(self, loss: Loss, features: int) -> Rule:
-        """The rule as it is for a layer with this loss and so many features."""
+    def under(self, loss: Loss) -> Rule:
+        """The rule as it is for a layer with this loss."""
         return self
 
     def memory(

@@ -176,12 +176,10 @@ def by_one_default(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """All runs; but of a cell that several versions of the default rule have run, only those of one version: the one with
     the most runs at the chosen setting, then with the most short runs; of equals the present one."""
     stages: dict[plan.Cell, dict[str | None, list[str]]] = {}
-    present: dict[plan.Cell, str | None] = {}
     for record in records:
         config = record["config"]
-        present[_cell(config)] = default_name(config["method"], config["net"])
         stages.setdefault(_cell(config), {}).setdefault(config.get("rule"), []).append(config["stage"])
-    shown = {cell: _version(by_rule, present[cell]) for cell, by_rule in stages.items()}
+    shown = {cell: _version(by_rule, default_name(cell.method)) for cell, by_rule in stages.items()}
     return [record for record in records if record["config"].get("rule") == shown[_cell(record["config"])]]
 
 

@@ -66,19 +66,19 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     return Proximal(relative(follow_lr(optimizer, config["ratio"])))
 
 
-def rule_name(rule: Rule, loss: Loss, features: int) -> str:
+def rule_name(rule: Rule, loss: Loss) -> str:
     """What a rule does under a loss, so that runs by another default can be told apart."""
-    name = repr(rule.under(loss, features))
+    name = repr(rule.under(loss))
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
-        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS}, {auto.BOUNDED_STEPS}, {auto.ROWS_ALONE}"
+        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS} both, {auto.BOUNDED_STEPS}"
         if isinstance(loss, CrossEntropy):
             name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes from {lines.TRUSTED} rows a feature"
     return name
 
 
-def default_name(method: str, net: str) -> str | None:
+def default_name(method: str) -> str | None:
     """The name of the default rule of now, for a method that takes the default; None for the others."""
-    return rule_name(auto.Auto(), loss_of(method), NETS[net][1] + 1) if method.startswith("auto") else None
+    return rule_name(auto.Auto(), loss_of(method)) if method.startswith("auto") else None
 
 
 def simplex(classes: int, features: int, seed: int) -> Tensor:

@@ -108,7 +108,7 @@ class RunScale:
         shared |= {"epochs": self.search_epochs if stage == "search" else self.epochs, "stage": stage, "seed": seed}
         settings = dict.fromkeys(SETTINGS) | {"lr": setting.lr} | ({cell.axis: setting.value} if cell.axis else {})
         design = {"init": "zeros", "bias": True, "algorithm": 1, "smoothing": 0.0}
-        if (rule := default_name(cell.method, self.net)) is not None:
+        if (rule := default_name(cell.method)) is not None:
             shared["rule"] = rule
         return shared | asdict(cell) | {"weight_decay": WEIGHT_DECAY[cell.optimizer]} | settings | design | changed
 

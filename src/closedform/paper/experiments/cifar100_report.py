@@ -70,7 +70,7 @@ def by_an_earlier_default(table: pd.DataFrame) -> list[tuple[str, int, str]]:
     return sorted(
         (row["optimizer"], int(row["batch_size"]), row["method"])
         for row in cells
-        if (rule := default_name(row["method"], row["net"])) is not None and row["rule"] != rule
+        if (rule := default_name(row["method"])) is not None and row["rule"] != rule
     )
 
 
