@@ -1,4 +1,4 @@
-"""What one solve of each rule costs: proximal, Kalman in both forms, and the default, which runs seven memories.
+"""What one solve of each rule costs: proximal, Kalman in both forms, and the default, which runs several filters.
 
     python benchmarks/rule_time.py [--device cuda] [--quick]
 

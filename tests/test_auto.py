@@ -224,22 +224,58 @@ def test_a_saved_head_goes_on_to_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), again.state_dict().values()))
 
 
-def test_a_state_with_other_memories_loads_the_layer():
-    """An earlier version had seven memories under cross-entropy."""
-    phi, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    seven = cf.Auto(discount=0.98).forget
-    before = cf.ClosedFormLinear(4, 3, rule=cf.Auto(seven, (0.0,) * 7), loss=cf.CrossEntropy())
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("d", [4, 1500])
+def test_a_state_with_other_memories_loads_the_layer(d, assign):
+    """An earlier version had seven memories under cross-entropy, and no filters above 1,024 features."""
+    phi, labels = torch.randn(6, d), torch.tensor([0, 1, 2, 0, 1, 2])
+    before = cf.ClosedFormLinear(d, 3, rule=cf.Auto(discount=0.98), loss=cf.CrossEntropy())
+    before._acting, before._rule = cf.Auto(), cf.Auto()
+    for name in before._names:
+        del before._buffers[f"memory_{name}"]
+    before._names = tuple(memory := cf.Auto().memory(before.features, 3))
+    for name, tensor in memory.items():
+        before.register_buffer(f"memory_{name}", tensor)
     before.solve(phi, labels)
-    head = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
+    state = torch.nn.Sequential(before).state_dict()
+    with torch.device("meta" if assign else "cpu"):
+        model = torch.nn.Sequential(cf.ClosedFormLinear(d, 3, loss=cf.CrossEntropy()))
     with pytest.warns(UserWarning, match="memory is that of another rule or version, and starts afresh"):
-        head.load_state_dict(before.state_dict())
+        model.load_state_dict(state, assign=assign)
+    head = model[0]
     assert torch.equal(matrix(head), matrix(before))
-    assert int(head.step) == 0
-    assert not any(tensor.any() for name, tensor in head._memory().items() if name in ("information", "prior"))
+    assert (int(head.step), int(before.step)) == (0, 1)
+    assert len(head.memory_.weight) == 2
     head.solve(phi, labels)
     assert int(head.step) == 1
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        cf.ClosedFormLinear(4, 5, loss=cf.CrossEntropy()).load_state_dict(before.state_dict())
+        cf.ClosedFormLinear(d, 5, loss=cf.CrossEntropy()).load_state_dict(before.state_dict())
+    plain = cf.ClosedFormLinear(d, 3, bias=False, loss=cf.CrossEntropy())
+    with pytest.raises(RuntimeError, match="bias"):
+        plain.load_state_dict(before.state_dict())
+
+
+def test_a_pickle_of_an_earlier_version_goes_on():
+    head = cf.ClosedFormLinear(4, 3)
+    state = head.__dict__ | {"loss": head.loss}
+    old = cf.ClosedFormLinear.__new__(cf.ClosedFormLinear)
+    old.__setstate__({name: value for name, value in state.items() if name not in ("_acting", "_loss")})
+    assert old.acting == cf.Auto()
+    old.solve(torch.randn(6, 4), torch.randn(6, 3))
+    assert int(old.step) == 1
+
+
+def test_another_loss_brings_its_memories():
+    head = cf.ClosedFormLinear(4, 3)
+    head.solve(torch.randn(6, 4), torch.randn(6, 3))
+    head.loss = cf.Huber()
+    assert (int(head.step), len(head.memory_.weight)) == (1, 7)  # the same ones
+    head.loss = cf.CrossEntropy()
+    assert (int(head.step), len(head.memory_.weight)) == (0, 2)
+    head.solve(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    with pytest.raises(ValueError, match="loss must be a closedform loss"):
+        head.loss = torch.nn.CrossEntropyLoss()
+    assert isinstance(head.loss, cf.CrossEntropy)
 
 
 def test_a_layer_that_was_set_moves_all_memories():

@@ -57,7 +57,7 @@ def measured(batch, W, dW, X, y, rows, matrices, k):
         return float(((batch.loss.gradient(z, y) * (X @ dW[k].T)).sum(-1) * rows).sum())
 
     rho = (slope(1.0) - slope(0.0)) / own
-    return along, past, min(1.0, max(rho, 1 / batch.slack))
+    return along, past, min(1.0, max(rho, 1 / float(batch.slack)))
 
 
 def lengths(batch, W, dW):
@@ -85,7 +85,7 @@ LOSSES = {
 def test_a_step_ends_near_the_minimum_of_its_line(name, weighted, seed, n, d, scale, shrink):
     batch, W, dW, *rest = step(n, d, 20, seed=seed, scale=scale, shrink=shrink, loss=LOSSES[name], weighted=weighted)
     t = lengths(batch, W, dW)
-    assert ((1 <= t) & (t <= batch.slack * (1 + 1e-9))).all()
+    assert ((t >= 1) & (t <= batch.slack * (1 + 1e-9))).all()
     for k in range(K):
         along, past, rho = measured(batch, W, dW, *rest, k)
         whole = lambda s: along(s) + rho * past * s**2 / 2  # noqa: B023, E731
@@ -106,6 +106,7 @@ def test_a_step_among_many_equal_classes_is_many_times_that_of_the_bound():
     W = torch.zeros(1, o, d, dtype=torch.float64)
     probability = torch.full((n, o), 1 / o, dtype=torch.float64)
     dW = torch.linalg.solve(phi.T @ phi, phi.T @ (batch.y - probability) / loss.curvature).T[None]
+    assert batch.slack == o / losses.CLASSES_A_STEP
     assert 0.9 * batch.slack < float(lengths(batch, W, dW)) <= batch.slack * (1 + 1e-9)
 
 
@@ -185,6 +186,17 @@ def test_a_batch_with_few_rows_has_the_steps_of_the_bound(monkeypatch):
         return matrix(head)
 
     few, many = learned(41), learned(60)
+    g = torch.Generator().manual_seed(0)
+    phi, y = torch.randn(200, 40, generator=g, dtype=torch.float64), torch.randint(50, (200,), generator=g)
+    counts = torch.arange(200) < 45
+    alone, ignored, weighted = (cf.ClosedFormLinear(40, 50, loss=loss, dtype=torch.float64) for _ in range(3))
+    for _ in range(5):  # what does not count does not make the others many
+        alone.solve(phi[counts], y[counts])
+        ignored.solve(phi, y.where(counts, loss.ignore_index))
+        weighted.solve(phi, y, counts.double())
+    for head in (ignored, weighted):
+        assert relative(matrix(head), matrix(alone)) < 1e-9
+        assert torch.equal(head.memory_.forget, alone.memory_.forget)
     monkeypatch.setattr(cf.CrossEntropy, "slack", NO_LINE)
     assert torch.equal(learned(41), few)
     assert not torch.allclose(learned(60), many)

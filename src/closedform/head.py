@@ -46,6 +46,7 @@ class ClosedFormLinear(StoredLinear):
     process_group: None uses the default group where one is initialised, False solves on each process alone.
     """
 
+    _loss: Loss
     path: Any = None  # what `closedform.probe` has chosen from, where it made the head
 
     def __init__(
@@ -68,9 +69,6 @@ class ClosedFormLinear(StoredLinear):
         if not isinstance(bias, bool):
             raise ValueError(f"bias must be True or False, got {bias!r}; the rule is a keyword: rule=...")
         self.loss = Squared() if loss is None else loss
-        if not isinstance(self.loss, Loss):
-            raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
-        self.loss.check()
         super().__init__(in_features, out_features, bias, Auto() if rule is None else rule, init, device, dtype)
         self._group = distributed.Shared(process_group)
         self._observed: tuple[Tensor, Tensor | None] | None = None
@@ -78,6 +76,32 @@ class ClosedFormLinear(StoredLinear):
         self._collapsed: Statistics | None = None
         self._failed: str | None = None
         self._warned_of_rejection = False
+
+    @property
+    def loss(self) -> Loss:
+        """What the solve fits. Under another loss a rule may have other memories, which then start afresh."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: Loss) -> None:
+        if not isinstance(loss, Loss):
+            raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
+        loss.check()
+        self.__dict__["_loss"] = loss  # nn.Module's constructor may not have run
+        if "_rule" in self.__dict__ and self._acting_as(self._rule) != self.acting:
+            self.rule = self._rule
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss":  # torch's losses are modules, which nn.Module would keep without a word
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict) -> None:
+        state = dict(state)
+        if "loss" in state:  # of an earlier version
+            state["_loss"] = state.pop("loss")
+        super().__setstate__(state)
 
     def _acting_as(self, rule: Rule) -> Rule:
         return rule.under(self.loss)
@@ -333,13 +357,13 @@ class ClosedFormLinear(StoredLinear):
             raise ValueError(
                 f"{what} needs the rule Auto or Kalman, which keep a covariance; this head has {self.rule}, which keeps none"
             )
-        if isinstance(self.acting, Auto) and not self.acting.filtered(self.features):
-            raise ValueError(
-                f"{what} needs a covariance, which Auto keeps up to {route.MANY_FEATURES} features (the bias is one); this "
-                f"head has {self.features}: take rule=Kalman()"
-            )
         if not isinstance(self.loss, Squared):
             raise ValueError(f"{what} needs the squared loss, whose posterior is known; this head has {self.loss}")
+        if isinstance(self.acting, Auto) and not self.acting.filtered(self.features):
+            raise ValueError(
+                f"{what} needs a covariance, which Auto keeps up to {route.most_filtered(len(self.acting.forget))} features "
+                f"(the bias is one); this head has {self.features}: take rule=Kalman()"
+            )
         if route.may_branch(self.step) and int(self.step) == 0:
             raise ValueError(f"{what} needs at least one solve: before it, nothing is known of the layer or the noise")
 

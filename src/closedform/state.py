@@ -89,6 +89,10 @@ class StoredLinear(nn.Linear):
         """The rule as it solves this layer, for rules that differ by the loss."""
         return self._acting
 
+    def __setstate__(self, state: dict) -> None:
+        """A pickle of an earlier version goes on with the memories that it has."""
+        super().__setstate__({"_acting": state["_rule"]} | state)
+
     @property
     def features(self) -> int:
         """The number of solved features: `in_features`, and one more for the bias."""
@@ -126,6 +130,12 @@ class StoredLinear(nn.Linear):
         fresh = self._acting.memory(self.features, self.out_features, self.weight.device)
         for name, tensor in self._memory().items():
             tensor.copy_(fresh[name])
+
+    def _new_memory(self) -> None:
+        """The same in tensors of its own, where those that are there belong to somebody else, or to no device."""
+        for name in ("step", "attempts"):
+            self._buffers[name] = torch.zeros((), dtype=torch.long, device=self.weight.device)
+        self.rule = self.rule
 
     @torch.no_grad()
     def set_weights_(self, W: Tensor) -> None:
@@ -231,17 +241,12 @@ class StoredLinear(nn.Linear):
         """A plain layer's state loads too: the memory is then fresh, as it is where it has other shapes (that of an earlier
         version's default under cross-entropy has). A master goes where it is needed, and only there."""
         plain = prefix + "step" not in state_dict and prefix + "weight" in state_dict
-        foreign = any(prefix + _PREFIX + name not in state_dict for name in self._names)  # another rule's, or none
         shapes = {prefix + _PREFIX + name: tensor.shape for name, tensor in self._memory().items()}
-        other = not foreign and any(state_dict[name].shape != shape for name, shape in shapes.items())
-        if other and state_dict.get(prefix + "weight", self.weight).shape == self.weight.shape:
-            callers.warn(
-                f"{prefix}memory is that of another rule or version, and starts afresh; the layer itself is loaded"
-            )
-            for name in shapes:
+        foreign = any(name not in state_dict for name in shapes)  # another rule's, or none
+        other = self._is_other_memory(state_dict, prefix, shapes)
+        if other:
+            for name in [name for name in state_dict if name.startswith(prefix + _PREFIX)]:
                 del state_dict[name]
-        else:
-            other = False
         exact = state_dict.pop(prefix + "master", None)
         had, self._buffers["master"] = self.master, None
         before = len(missing)
@@ -251,20 +256,20 @@ class StoredLinear(nn.Linear):
         self._buffers["master"] = had
         with torch.no_grad():
             if self.step.is_meta and not self.weight.is_meta:  # `assign=True` brought the weights only
-                self._buffers["step"], self._buffers["attempts"] = (
-                    torch.zeros((), dtype=torch.long, device=self.weight.device) for _ in range(2)
-                )
-                self.rule = self.rule
+                self._new_memory()
             if self.weight.dtype not in _LOW:
                 self._buffers["master"] = None
             elif had is None or had.device != self.weight.device:
                 self._buffers["master"] = had = self._storage_without_master().float()
             if other:
                 missing[before:] = [name for name in missing[before:] if name not in shapes]
+                callers.warn(
+                    f"{prefix}memory is that of another rule or version, and starts afresh; the layer itself is loaded"
+                )
             if plain:
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
             if plain or other or (foreign and prefix + "step" in state_dict):
-                self._reset_memory()
+                self._new_memory() if local_metadata.get("assign_to_params_buffers") else self._reset_memory()
             names = ("weight", "bias")[: 1 + (self.bias is not None)]
             parts = [state_dict[prefix + name] for name in names if prefix + name in state_dict]
             if len(parts) == len(names) and (exact is not None or had is not None):
@@ -272,6 +277,16 @@ class StoredLinear(nn.Linear):
                 W = W if exact is None else _reconciled(exact, W)
                 if W.shape == (self.out_features, self.features):
                     self._write_(W.to(self.weight.device))
+
+    def _is_other_memory(self, state_dict: dict, prefix: str, shapes: dict[str, torch.Size]) -> bool:
+        """Whether a state has this very layer, with a memory of other shapes."""
+        same = all(
+            name in state_dict and state_dict[name].shape == parameter.shape
+            for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
+            if parameter is not None
+        )
+        whole = same and prefix + "step" in state_dict and (self.bias is not None or prefix + "bias" not in state_dict)
+        return whole and any(name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items())
 
 
 def _longer(parameter: Tensor, rows: int) -> nn.Parameter:

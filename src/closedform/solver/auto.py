@@ -114,7 +114,7 @@ class Auto(Rule):
 
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
-        return route.filtered(features, len(self.forget))
+        return features <= route.most_filtered(len(self.forget))
 
     def _form(self, features: int) -> route.Form:
         """What the filters keep. What holds a memory can be added to the inverse alone."""
@@ -168,7 +168,7 @@ class Auto(Rule):
         if isinstance(system, ClassRows):
             solve = self._by_class
         elif filtered:
-            gamma, hold = self._forgetting(None if batch.numbers else batch.total, step, W)
+            gamma, hold = self._forgetting(None if batch.numbers else batch.counted, step, W)
             if batch.numbers:
                 shortness = constant(tuple(math.sqrt(1 - one) for one in self.forget), W)
                 handicap = 1 + self.handicap * _scarcity(system.n, W.shape[-1]) ** 2 * shortness
@@ -195,7 +195,7 @@ class Auto(Rule):
             new["noise"] = filters.noise(memory["noise"], system, solution.update, gamma, step)
         if batch.inner_steps > 1:
             solution = majorise(batch, layers, stated, solve, solution, batch.inner_steps - 1)
-        elif filtered and batch.slack > 1:
+        elif filtered and batch.stretches:
             t = batch.length(layers, solution.update, stated, system.C)
             solution = Solved(t[:, None, None] * solution.update, solution.ok)
         moved = layers + solution.update
@@ -218,23 +218,21 @@ class Auto(Rule):
             new[name] = guard.chosen(sound, new[name], memory[name])
         return Step(mixed, new, sound.any() & (error - error == 0).any())
 
-    def _forgetting(self, rows: int | None, step: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """gamma and hold of every filter. Where targets are yes and no (in a batch of so many `rows`), memories of few rows
-        that nothing holds are of no use: rows that come again in the next epoch flatter them. Nor, once the training is
-        under way, those of few batches: they follow the moving features so closely that they predict the next batch well,
-        and the backbone learns less from them. The long memories steady the others, which those of few rows do not."""
+    def _forgetting(self, rows: int | Tensor | None, step: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """gamma and hold of every filter. Where targets are yes and no (in a batch of so many `rows` that count),
+        memories of few rows that nothing holds are of no use: rows that come again in the next epoch flatter them. Nor,
+        once the training is under way, those of few batches: they follow the moving features so closely that they predict
+        the next batch well, and the backbone learns less from them. The long memories steady the others, which those of few
+        rows do not."""
         gamma, hold = constant(self.forget, like), constant(self.hold, like)
         if rows is None:
             return gamma, hold
-        (usual, most), (few, many) = BOUNDED_BATCHES, (count * like.shape[-1] / rows for count in BOUNDED_ROWS)
-        if many < usual:
-            shortest = 1 - 1 / (step.to(like.dtype) / BOUNDED_STEPS).clamp(many, usual)
-            longer = torch.maximum(gamma, shortest)
-        else:
-            longer = gamma.clamp(min=1 - 1 / min(most, max(usual, few)))
-        if many > most:
-            long = (1 - gamma) * most < 1 + ROUNDING
-            longer = torch.where(long, longer.clamp(min=1 - 1 / many), longer)
+        a_row = like.shape[-1] / (rows if isinstance(rows, Tensor) else like.new_full((), rows))
+        (usual, most), (few, many) = BOUNDED_BATCHES, (count * a_row for count in BOUNDED_ROWS)
+        grown = torch.maximum(step.to(like.dtype) / BOUNDED_STEPS, many).clamp(max=usual)
+        shortest = torch.where(many < usual, grown, few.clamp(usual, most))
+        long = (1 - gamma) * most < 1 + ROUNDING
+        longer = torch.maximum(gamma, 1 - 1 / torch.where(long, torch.maximum(shortest, many), shortest))
         return torch.where(hold > 0, gamma, longer), hold
 
     def _by_class(self, system: System) -> Solved:

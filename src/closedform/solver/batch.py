@@ -124,9 +124,26 @@ class Batch:
         return (value if self.weight is None else value * self.weight[low:high].to(X.dtype)).sum(-1)
 
     @property
-    def slack(self) -> float:
+    def counted(self) -> int | Tensor:
+        """How many rows count, on all ranks: not those that the loss or the weights leave out."""
+        ranks = self.sizes is not None
+        mass = None if type(self.loss).mass is Loss.mass else self.loss.mass(self.y)
+        if self.weight is None and (type(self.loss).mass is Loss.mass if ranks else mass is None):
+            return self.total
+        counts = self.phi.new_ones(self.phi.shape[-2], dtype=route.precision(self.phi.device))
+        for one in (self.weight, mass):
+            counts = counts if one is None else counts * (one > 0)
+        return distributed.add_up(counts.sum(), self.group) if ranks else counts.sum()
+
+    @property
+    def slack(self) -> float | Tensor:
         """How much longer than that of its quadratic bound a step may be."""
-        return lines.slack(self.loss, self.y.shape[-1], self.total, self.features)
+        return lines.slack(self.loss, self.y.shape[-1], self.counted, self.features)
+
+    @property
+    def stretches(self) -> bool:
+        """Whether a step may be longer than that at all, by what is known without a look at the numbers."""
+        return lines.slack(self.loss, self.y.shape[-1], self.total, self.features) > 1  # pyright: ignore[reportReturnType]
 
     def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
         """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its

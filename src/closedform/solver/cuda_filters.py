@@ -36,13 +36,14 @@ _PARTS = 128  # sums over the rows that are kept apart, where tiles are small en
 _FEATURES, _OUTPUTS = 128, 4  # of a tile of the layers
 
 
-def _constants(side: Filters, features: int, curvature: float | None) -> tuple[float, ...]:
+def _constants(side: Filters, features: int, curvature: float | None, slack: float) -> tuple[float, ...]:
     """The numbers of a rule in the order in which the kernels read them. The squared loss and cross-entropy share a place:
     below how many rows a feature the handicap is whole, and the usual least memory in batches."""
     squared = curvature is None
     rounding = linalg.rounding(features, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
     bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, auto.BOUNDED_STEPS)
+    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
@@ -53,9 +54,7 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str
     rule's memory with it."""
     with elimination.on(phi.device):
         curvature = loss.curvature if isinstance(loss, CrossEntropy) else None
-        D = phi.shape[1] + int(layer.bias is not None)
-        slack = lines.slack(loss, y.shape[1], len(phi), D)
-        _solve_(layer, phi, y.contiguous(), curvature, slack, memory, side)
+        _solve_(layer, phi, y.contiguous(), curvature, lines.whole_slack(loss, y.shape[1]), memory, side)
     for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 
@@ -72,7 +71,7 @@ def _solve_(
     weight, bias, step, attempts = layer
     (n, d), o, K = phi.shape, y.shape[1], len(side.hold)
     D, several, labels, biased = d + int(bias is not None), side.weighed, curvature is not None, bias is not None
-    constants = auto.constant(_constants(side, D, curvature), memory["prior"])
+    constants = auto.constant(_constants(side, D, curvature, slack), memory["prior"])
     forget = side.forget if isinstance(side.forget, Tensor) else auto.constant(side.forget, memory["prior"])
     A, prior = memory["information"], memory["prior"]
     wide, size, columns = -(-D // 8) * 8, elimination.padded(D), K * o
@@ -121,18 +120,18 @@ def _solve_(
         o, D, wide, size, size + o, columns, K, BLOCK=block, OUTPUTS=outputs,
     )  # fmt: skip
     sound = elimination.eliminate_(T)
-    looks = lines.CHORDS + 1 if several and slack > 1 else 0
-    slopes, most = torch.empty((2 + looks) * parts * K if looks else 0, **new), auto.constant((slack,), prior)
+    looks = lines.CHORDS + 1 if several and slack > 1 and n > lines.TRUSTED[0] * D else 0
+    slopes = torch.empty((2 + looks) * parts * K if looks else 0, **new)
     if looks:
         Z, dZ = torch.mm(X, L.T), torch.matmul(X[:, :D], T[:, :D, size:])  # the residuals took the place of the first
         for seen in range(looks):
             kernels.look[(parts, K)](
-                y, Z, dZ, slopes, most, constants, n, o, columns, parts, K,
+                y, Z, dZ, slopes, pieces["numbers"], constants, n, o, columns, parts, K,
                 LOOKS=seen, ROWS=per_part, OUTPUTS=outputs, PARTS=power(parts),
             )  # fmt: skip
     kernels.finish[(-(-o // _OUTPUTS), K)](
         T, C, L, M, pieces["ee"], pieces["sums"], memory["noise"], pieces["noise"], pieces["table"], pieces["numbers"],
-        unsound, slopes, most, constants, parts, o, D, wide, size, size + o, columns, K,
+        unsound, slopes, constants, parts, o, D, wide, size, size + o, columns, K,
         LOOKS=looks, FEATURES=_FEATURES, OUTPUTS=_OUTPUTS, PARTS=power(parts),
     )  # fmt: skip
     kernels.choose[(1,)](

@@ -138,15 +138,22 @@ if triton is not None:
         lam = tl.load(constants + 2)
         now = tl.where(before <= 0.0, tl.where(lam > 0.0, lam, tl.load(constants + 3) * units), before)
         gamma = tl.load(forget + k)
-        held = tl.load(constants + 14 + k)
+        held = tl.load(constants + 18 + k)
+        count = n.to(tl.float64)
+        if LABELS:
+            counts = tl.zeros((ROWS,), tl.float64)
+            for low in range(0, n, ROWS):
+                r = low + tl.arange(0, ROWS)
+                counts += tl.load(seen + r, mask=r < n, other=0.0)
+            count = tl.sum(counts, axis=0)
         if BOUNDED:  # see `Auto._forgetting`
             usual = tl.load(constants + 9)
-            a_row = D.to(tl.float64) / n.to(tl.float64)
+            a_row = D.to(tl.float64) / tl.maximum(count, 1e-9)
             many = tl.load(constants + 12) * a_row
             least = tl.minimum(tl.load(constants + 10), tl.maximum(usual, tl.load(constants + 11) * a_row))
             grown = tl.minimum(tl.maximum(t.to(tl.float64) / tl.load(constants + 13), many), usual)
             shortest = 1.0 - 1.0 / tl.where(many < usual, grown, least)
-            long = (1.0 - gamma) * tl.load(constants + 10) < 1.0 + 1e-9
+            long = (1.0 - gamma) * tl.load(constants + 10) < tl.load(constants + 17)
             shortest = tl.where(long, tl.maximum(shortest, 1.0 - 1.0 / many), shortest)
             gamma = tl.where(held > 0.0, gamma, tl.maximum(gamma, shortest))
         turn = (c - (t * LEAKING) % D + D) % D < LEAKING
@@ -160,14 +167,10 @@ if triton is not None:
             tl.store(unsound + filters, 0)
             tl.store(unsound + filters + 1, 0)
             tl.store(numbers + 1, t.to(tl.float64))
-            if LABELS:
-                counts = tl.zeros((ROWS,), tl.float64)
-                for low in range(0, n, ROWS):
-                    r = low + tl.arange(0, ROWS)
-                    counts += tl.load(seen + r, mask=r < n, other=0.0)
-                tl.store(numbers, tl.sum(counts, axis=0))
-            else:
-                tl.store(numbers, n.to(tl.float64))
+            tl.store(numbers, count)
+            none, whole = tl.load(constants + 15), tl.load(constants + 16)  # see `lines.slack`
+            trusted = tl.minimum(tl.maximum((count / D.to(tl.float64) - none) / (whole - none), 0.0), 1.0)
+            tl.store(numbers + 3, tl.exp(tl.log(tl.load(constants + 14)) * trusted))
 
     @triton.jit
     def _matrix_row(A, G, added, k, i, gamma, scale, D, wide, c):
@@ -237,7 +240,7 @@ if triton is not None:
 
     @triton.jit
     def look(
-        y, Z, dZ, sums, slack, constants, n, o, columns, parts, filters,
+        y, Z, dZ, sums, numbers, constants, n, o, columns, parts, filters,
         LOOKS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr,
     ):  # fmt: skip
         """The slope of the loss along the step of a filter, a sum over these rows: at first at 0 and 1, with the squares of
@@ -256,7 +259,7 @@ if triton is not None:
             tl.store(at + each, _slope(z + dz, dz, target, r < n))
             tl.store(at + 2 * each, tl.sum(tl.sum(dz * dz, axis=1), axis=0))
         else:
-            t = _length(sums, tl.load(slack), constants, k, parts, filters, LOOKS, PARTS)
+            t = _length(sums, tl.load(numbers + 3), constants, k, parts, filters, LOOKS, PARTS)
             tl.store(at + (2 + LOOKS) * each, _slope(z + t * dz, dz, target, r < n))
 
     @triton.jit
@@ -270,7 +273,7 @@ if triton is not None:
 
     @triton.jit
     def finish(
-        T, C, L, M, ee, sums, noise, new_noise, table, numbers, unsound, looks, slack, constants,
+        T, C, L, M, ee, sums, noise, new_noise, table, numbers, unsound, looks, constants,
         parts, o, D, wide, size, width, columns, filters,
         LOOKS: tl.constexpr, FEATURES: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr,
     ):  # fmt: skip
@@ -278,7 +281,7 @@ if triton is not None:
         k = tl.program_id(1)
         t = tl.full((), 1.0, tl.float64)
         if LOOKS > 0:
-            t = _length(looks, tl.load(slack), constants, k, parts, filters, LOOKS, PARTS)
+            t = _length(looks, tl.load(numbers + 3), constants, k, parts, filters, LOOKS, PARTS)
         q = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         sound = tl.full((OUTPUTS,), 1, tl.int32)
         explained = tl.zeros((OUTPUTS,), tl.float64)
@@ -336,7 +339,7 @@ if triton is not None:
                 error = error / o.to(tl.float64)
                 scarcity = tl.minimum(1.0, tl.load(constants + 9) * D.to(tl.float64) / n.to(tl.float64))
                 handicap = tl.load(constants + 8) * scarcity * scarcity
-                handicap = handicap * tl.load(constants + 14 + filters + k, mask=inside, other=0.0)
+                handicap = handicap * tl.load(constants + 18 + filters + k, mask=inside, other=0.0)
             error = error / tl.load(numbers)
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)

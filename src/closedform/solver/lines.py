@@ -37,18 +37,22 @@ if TYPE_CHECKING:
 
 CHORDS = 3
 LONGEST = 16.0
-TRUSTED = (
-    1.0,
-    1.5,
-)  # rows a feature: up to the first a step is that of the bound, from the second it has its whole slack
+# rows a feature: up to the first a step is that of the bound, from the second on it has its whole slack
+TRUSTED = 1.0, 1.5
 _NUMBERS = 2**16  # of the outputs that are looked at together on a CPU, which its cache holds
 
 
-def slack(loss: Loss, outputs: int, rows: int, features: int) -> float:
-    """How many times longer than that of the loss's bound a step may be."""
+def whole_slack(loss: Loss, outputs: int) -> float:
+    """How many times longer than that of the loss's bound a step may be, by a batch of many rows."""
+    return min(max(1.0, loss.slack(outputs)), LONGEST)
+
+
+def slack(loss: Loss, outputs: int, rows: float | Tensor, features: int) -> float | Tensor:
+    """The same by a batch of so many rows that count."""
     few, many = TRUSTED
-    trusted = min(max((rows / features - few) / (many - few), 0), 1)
-    return min(max(1.0, loss.slack(outputs)), LONGEST) ** trusted
+    trusted = (rows / features - few) / (many - few)
+    trusted = trusted.clamp(0, 1) if isinstance(trusted, Tensor) else min(max(trusted, 0), 1)
+    return whole_slack(loss, outputs) ** trusted
 
 
 class Along(NamedTuple):
@@ -116,7 +120,7 @@ def length(line: Line) -> Tensor:
     whole, own = line.downhill, line.bound()
     near = line.slope(one)
     past = (whole - own).clamp(min=0)
-    rho = torch.where(own > 0, ((near + whole) / own).clamp(1 / slack, 1.0), one)
+    rho = torch.where(own > 0, ((near + whole) / own).clamp(min=1 / slack).clamp(max=1.0), one)
     slope = lambda t: line.slope(t) + t * rho * past  # noqa: E731
     low, below = one, (near + rho * past).clamp(max=0)  # positive where the loss's bound is none: no further, then
     high = t = 1 / rho

@@ -52,15 +52,15 @@ class Loss(ABC):
 
     curvature: c, at least the largest eigenvalue of the second derivative of `value` (of one sample) in its outputs.
     inner_steps: how often the bound is taken anew in one solve.
+    numbers: False for a loss that asks which of some classes it is (cross-entropy, `Logistic`): the default rule then has
+        other memories, see `closedform.solver.auto`. A loss of your own for classes should say so.
     """
 
     curvature: float = 2.0
     inner_steps: int = 1
     moments: ClassVar[bool] = False  # whether `X^T X` and `X^T Y` say all there is to know of a batch
     labels: ClassVar[bool] = False  # whether integer class labels stand for their one-hot rows
-    numbers: ClassVar[bool] = (
-        True  # whether targets are fitted as numbers, not as yes and no; see `closedform.solver.auto`
-    )
+    numbers: ClassVar[bool] = True  # whether targets are fitted as numbers, not as yes and no
 
     @abstractmethod
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class CrossEntropy(_Classes):
     """`-sum_c w_c y_c log softmax(z)_c`, summed over samples: integer labels, or rows of probabilities (soft labels).
 
     Its curvature is at most 1/2. With `Auto` one inner step is the best: it goes as far as the loss of the batch goes down
-    (among more than eight classes, and up to 1,024 features), which more steps of the bound do not.
+    (among more than eight classes, where a batch has more rows than features), which more steps of the bound do not.
 
     `label_smoothing` s moves the targets to `(1 - s) y + s / classes`. As in torch, samples with the label `ignore_index`
     do not count, and `weight` has one value a class: a sample counts as much as its class, one with a soft label as much as

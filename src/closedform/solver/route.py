@@ -8,7 +8,7 @@
     a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
-    filters for Auto's memories?     up to 1,024 features; two of them up to 4,096                   filtered
+    filters for Auto's memories?     up to 1,024 features; two of them up to 4,096                   most_filtered
     a factor or an elimination?      on CUDA an elimination, of stacks and of up to 640 rows         eliminated
     how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
                                      or their outputs (block)
@@ -85,9 +85,9 @@ def filter_form(features: int) -> Form:
     return "information" if features <= INFORMATION else "covariance"
 
 
-def filtered(features: int, memories: int) -> bool:
-    """Whether so many memories of `Auto` are filters, with a matrix each."""
-    return features <= (MANY_FEW if memories <= FEW_MEMORIES else MANY_FEATURES)
+def most_filtered(memories: int) -> int:
+    """Up to how many features so many memories of `Auto` are filters, with a matrix each."""
+    return MANY_FEW if memories <= FEW_MEMORIES else MANY_FEATURES
 
 
 def eliminated(K: Tensor) -> bool:

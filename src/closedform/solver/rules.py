@@ -42,13 +42,13 @@ class Source(Protocol):
         ...
 
     @property
-    def slack(self) -> float:
-        """How much longer than that of its quadratic bound a step may be."""
+    def stretches(self) -> bool:
+        """Whether a step may be longer than that of its quadratic bound."""
         ...
 
     @property
-    def total(self) -> int:
-        """How many rows there are on all ranks; asked for where targets are no numbers."""
+    def counted(self) -> int | Tensor:
+        """How many rows count, on all ranks; asked for where targets are no numbers."""
         ...
 
     def system(self, W: Tensor | None, dtype: torch.dtype | None = None) -> System: ...

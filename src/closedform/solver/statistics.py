@@ -123,10 +123,10 @@ class Statistics:
     inner_steps = 1  # the squared loss is its own bound
     squared = True
     numbers = True
-    slack = 1.0
+    stretches = False
 
     @property
-    def total(self) -> int:
+    def counted(self) -> int:
         return int(self.moments.n)
 
     def refined(self, W: Tensor | None, W_k: Tensor, system: System) -> System:
