@@ -240,7 +240,7 @@ def test_a_state_with_other_memories_loads_the_layer(d, assign):
     state = torch.nn.Sequential(before).state_dict()
     with torch.device("meta" if assign else "cpu"):
         model = torch.nn.Sequential(cf.ClosedFormLinear(d, 3, loss=cf.CrossEntropy()))
-    with pytest.warns(UserWarning, match="memory is that of another rule or version, and starts afresh"):
+    with pytest.warns(UserWarning, match="memory is that of another version of the rule, and starts afresh"):
         model.load_state_dict(state, assign=assign)
     head = model[0]
     assert torch.equal(matrix(head), matrix(before))
@@ -263,6 +263,21 @@ def test_a_pickle_of_an_earlier_version_goes_on():
     assert old.acting == cf.Auto()
     old.solve(torch.randn(6, 4), torch.randn(6, 3))
     assert int(old.step) == 1
+    # two memories above 1,024 features were proximal ones
+    head = cf.ClosedFormLinear(1500, 3, rule=cf.Auto((0.5, 0.99), (0.0, 0.0)))
+    head._names = tuple(name for name in head._names if name not in ("covariance", "prior", "noise", "forget"))
+    head._buffers = {k: v for k, v in head._buffers.items() if k.removeprefix("memory_") not in ("covariance", "prior")}
+    with pytest.warns(UserWarning, match="memory is that of another version of the rule"):
+        old.__setstate__({name: value for name, value in head.__dict__.items() if name != "_acting"})
+    old.solve(torch.randn(6, 1500), torch.randn(6, 3))
+    assert int(old.step) == 1
+
+
+@pytest.mark.parametrize("rules", [(cf.Kalman(), cf.Auto()), (cf.Auto(), cf.Kalman())])
+def test_the_memory_of_another_rule_is_refused(rules):
+    one, other = (layer(rule=rule) for rule in rules)
+    with pytest.raises(RuntimeError, match="memory_"):
+        other.load_state_dict(one.state_dict())
 
 
 def test_another_loss_brings_its_memories():
@@ -275,7 +290,21 @@ def test_another_loss_brings_its_memories():
     head.solve(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
     with pytest.raises(ValueError, match="loss must be a closedform loss"):
         head.loss = torch.nn.CrossEntropyLoss()
+    head.accumulate(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    with pytest.raises(ValueError, match="accumulated batches wait"):
+        head.loss = cf.Squared()
     assert isinstance(head.loss, cf.CrossEntropy)
+    head.commit()
+    assert int(head.step) == 2
+
+
+def test_a_loss_whose_memories_have_no_room_changes_nothing(monkeypatch):
+    head = cf.ClosedFormLinear(4, 3)
+    monkeypatch.setattr(cf.Auto, "memory", lambda *_, **__: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(MemoryError):
+        head.loss = cf.CrossEntropy()
+    assert isinstance(head.loss, cf.Squared)
+    assert head.acting == cf.Auto()
 
 
 def test_a_layer_that_was_set_moves_all_memories():

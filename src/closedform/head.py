@@ -87,9 +87,16 @@ class ClosedFormLinear(StoredLinear):
         if not isinstance(loss, Loss):
             raise ValueError(f"loss must be a closedform loss such as Squared(), got {loss!r}")
         loss.check()
+        before = self.__dict__.get("_loss", loss)
+        if loss != before and (self._waiting or self._collapsed is not None):
+            raise ValueError("the loss cannot change while accumulated batches wait; call commit() or discard() first")
         self.__dict__["_loss"] = loss  # nn.Module's constructor may not have run
-        if "_rule" in self.__dict__ and self._acting_as(self._rule) != self.acting:
-            self.rule = self._rule
+        try:
+            if "_rule" in self.__dict__ and self._acting_as(self._rule) != self.acting:
+                self.rule = self._rule
+        except BaseException:
+            self.__dict__["_loss"] = before
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "loss":  # torch's losses are modules, which nn.Module would keep without a word

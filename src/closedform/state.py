@@ -18,6 +18,7 @@ from .solver import route
 from .solver.rules import Rule
 
 _PREFIX = "memory_"  # of the buffers that hold the rule's memory
+_AFRESH = "memory is that of another version of the rule, and starts afresh; the layer itself is loaded"
 _LOW = (torch.bfloat16, torch.float16)  # a layer in one of these keeps a float32 master, or small updates would vanish
 
 INITS: dict[str, Callable[[int, int], float]] = {
@@ -92,6 +93,13 @@ class StoredLinear(nn.Linear):
     def __setstate__(self, state: dict) -> None:
         """A pickle of an earlier version goes on with the memories that it has."""
         super().__setstate__({"_acting": state["_rule"]} | state)
+        if "_acting" not in state:
+            fresh = self._acting.memory(self.features, self.out_features, torch.device("meta"))
+            if {name: tensor.shape for name, tensor in fresh.items()} != {
+                k: v.shape for k, v in self._memory().items()
+            }:
+                callers.warn(_AFRESH)
+                self._new_memory()
 
     @property
     def features(self) -> int:
@@ -263,9 +271,7 @@ class StoredLinear(nn.Linear):
                 self._buffers["master"] = had = self._storage_without_master().float()
             if other:
                 missing[before:] = [name for name in missing[before:] if name not in shapes]
-                callers.warn(
-                    f"{prefix}memory is that of another rule or version, and starts afresh; the layer itself is loaded"
-                )
+                callers.warn(prefix + _AFRESH)
             if plain:
                 missing[before:] = [k for k in missing[before:] if k in (prefix + "weight", prefix + "bias")]
             if plain or other or (foreign and prefix + "step" in state_dict):
@@ -285,8 +291,13 @@ class StoredLinear(nn.Linear):
             for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
             if parameter is not None
         )
+        stored = {name.removeprefix(prefix + _PREFIX) for name in state_dict if name.startswith(prefix + _PREFIX)}
         whole = same and prefix + "step" in state_dict and (self.bias is not None or prefix + "bias" not in state_dict)
-        return whole and any(name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items())
+        return (
+            whole
+            and self._acting.owns(stored, set(self._names))
+            and any(name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items())
+        )
 
 
 def _longer(parameter: Tensor, rows: int) -> nn.Parameter:

@@ -112,6 +112,9 @@ class Auto(Rule):
             return self
         return replace(self, forget=FORGET_CLASSES, hold=HOLD_CLASSES)
 
+    def owns(self, stored: set[str], names: set[str]) -> bool:
+        return "layers" in stored  # the others depend on how many memories there are, and of how many features
+
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""
         return features <= route.most_filtered(len(self.forget))

@@ -6,7 +6,7 @@ leaves for the next lies in a few arrays::
     X (n, wide)   rows as features        G = X^T X, C = X^T E     of the batch, before the loss's own `scale`
     L (K, o, wide) the layers as they are  M (K, o, D)              as they will be
     table (K, 4)   forget, whether sound, weight, discounted error  added (K, D) on the diagonals of the matrices
-    numbers (4)    rows that count, the step, whether all of it is to be taken, whether the batch was finite
+    numbers (4)    rows that count, the step, whether all of it is to be taken, the slack of a step
     unsound (K+2)  set where a filter fails; then where the batch is not finite, then where the layer is not
     constants      see `cuda_filters._constants`: numbers that a kernel is called with would be float32
 """

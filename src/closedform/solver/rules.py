@@ -164,6 +164,10 @@ class Rule(ABC):
         """The rule as it is for a layer with this loss."""
         return self
 
+    def owns(self, stored: set[str], names: set[str]) -> bool:
+        """Whether a memory with the entries `stored` is this rule's, whose own one has `names`, be it of other shapes."""
+        return stored == names
+
     def memory(
         self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
     ) -> Memory:
