@@ -460,7 +460,7 @@ def test_generalized_squared_is_solved_too(memories):
         (lambda: cf.Auto((0.0,), (0.0,), (1.0,)), r"forget must be in \(0, 1\]"),
         (lambda: cf.Auto((0.9,), (-1.0,), (1.0,)), "hold must be zero or positive"),
         (lambda: cf.Auto((0.9,), (0.0,), (0.0,)), "a ratio must be positive"),
-        (lambda: cf.Auto((0.9,), (0.0,), ()), "ratios need one value"),
+        (lambda: cf.Auto((0.9,), (0.0,), ()), "ratios need at least one value"),
     ],
 )
 def test_bad_settings_are_named(make, message):

@@ -94,10 +94,9 @@ class StoredLinear(nn.Linear):
         """A pickle of an earlier version goes on with the memories that it has."""
         super().__setstate__({"_acting": state["_rule"]} | state)
         if "_acting" not in state:
+            shapes = {name: tensor.shape for name, tensor in self._memory().items()}
             fresh = self._acting.memory(self.features, self.out_features, torch.device("meta"))
-            if {name: tensor.shape for name, tensor in fresh.items()} != {
-                k: v.shape for k, v in self._memory().items()
-            }:
+            if shapes != {name: tensor.shape for name, tensor in fresh.items()}:
                 callers.warn(_AFRESH)
                 self._new_memory()
 

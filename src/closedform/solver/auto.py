@@ -95,7 +95,7 @@ class Auto(Rule):
                 f"forget and hold need one value for each memory, got {len(self.forget)} and {len(self.hold)}"
             )
         if not self.ratios:
-            raise ValueError("ratios need one value for each memory, got none")
+            raise ValueError("ratios need at least one value, got none")
         for gamma in self.forget:
             lambdas.check_forget(gamma)
         if any(not 0 <= value < float("inf") for value in self.hold):
@@ -290,11 +290,8 @@ class Auto(Rule):
         """n layers from the mixture of the memories' posteriors around `W (o, D)`: `(n, o, D)`."""
         which = torch.multinomial(memory["weights"], n, replacement=True, generator=generator)
         Z = torch.randn(n, *W.shape, dtype=W.dtype, device=W.device, generator=generator)
-        layers, noise, form = (
-            self._layers(W, memory, step),
-            memory["noise"].sqrt().unsqueeze(-1),
-            self._form(W.shape[-1]),
-        )
+        layers, form = self._layers(W, memory, step), self._form(W.shape[-1])
+        noise = memory["noise"].sqrt().unsqueeze(-1)
         drawn = torch.empty_like(Z)
         for k in which.unique().tolist():
             some = which == k

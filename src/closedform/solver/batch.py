@@ -47,6 +47,7 @@ class Batch:
     exact: bool = True
     later: bool = False
     _gathered: Batch | None = None
+    _counted: int | Tensor | None = None
 
     @property
     def features(self) -> int:
@@ -125,7 +126,12 @@ class Batch:
 
     @property
     def counted(self) -> int | Tensor:
-        """How many rows count, on all ranks: not those that the loss or the weights leave out."""
+        """How many rows count, on all ranks: not those that the loss or the weights leave out. Added up once."""
+        if self._counted is None:
+            self._counted = self._count()
+        return self._counted
+
+    def _count(self) -> int | Tensor:
         ranks = self.sizes is not None
         mass = None if type(self.loss).mass is Loss.mass else self.loss.mass(self.y)
         if self.weight is None and (type(self.loss).mass is Loss.mass if ranks else mass is None):

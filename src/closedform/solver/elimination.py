@@ -101,8 +101,8 @@ if triton is not None:
 
     @triton.jit
     def _inverse(A, at, pivots, N: tl.constexpr):
-        """The inverse of a block, by way of memory at `at`, and in all entries of `pivots` the
-        smallest of its pivots and of the determinants of its pairs of rows; a sign that is not positive is a failure.
+        """The inverse of a block, by way of memory at `at`, and in all entries of `pivots` the smallest of its pivots and of
+        the determinants of its pairs of rows; a sign that is not positive is a failure.
 
         The sweep operator by two rows at a time keeps the matrix symmetric: with the rows R (2, N) and the block S where
         they cross, `A - R^T S^-1 R`, the rows and the columns themselves `S^-1 R`, the block `-S^-1`. After all of them A is
