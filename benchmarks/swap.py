@@ -56,11 +56,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--beside", type=Path, nargs="+", default=[], help="earlier summaries, whose runs and cells join"
     )
     parser.add_argument("--results", type=Path, default=common.RESULTS, help="folder of the summary")
-    parser.add_argument("--tasks", nargs="+", help="names, or `tables` for all tables")
+    parser.add_argument("--tasks", nargs="+", help="names; `tables`; `others` and `classes`, more tables")
     parser.add_argument("--optimizers", nargs="+", choices=swap_optimizers.NAMES)
     parser.add_argument("--batch-sizes", nargs="+", type=int, help="of those that a task has")
     parser.add_argument("--seeds", type=int, default=None, help="how many (default 3, quick 2)")
     parser.add_argument("--search-seeds", type=int, default=1, help="how many of them choose the rates")
+    parser.add_argument("--same-rate", action="store_true", help="search no rate for the solved head: the swap alone")
     parser.add_argument("--workers", type=int, help="processes (default 6 on a GPU, 1 on the CPU)")
     parser.add_argument(
         "--together", type=int, help="runs side by side in a process (default 3 on a GPU, 1 on the CPU)"
@@ -71,18 +72,17 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args.seeds = args.seeds or (2 if args.quick else 3)
     args.workers = args.workers or (6 if gpu else 1)
     args.together = args.together or (3 if gpu else 1)
+    args.heads = swap_plan.HEADS[:1] if args.same_rate else swap_plan.HEADS
     args.optimizers = args.optimizers or (["sgd", "adamw"] if args.quick else list(swap_optimizers.NAMES))
     if not 1 <= args.search_seeds <= args.seeds:
         parser.error(f"--search-seeds must be 1 to the number of seeds, {args.seeds}; got {args.search_seeds}")
     known = swap_tasks.tasks(args.quick)
-    names = args.tasks or (swap_tasks.QUICK if args.quick else known)
-    args.tasks = [
-        task
-        for name in names
-        for task in ([t for t in known if t.startswith("table ")] if name == "tables" else [name])
-    ]
+    names = args.tasks or (swap_tasks.QUICK if args.quick else swap_tasks.FULL)
+    args.tasks = [task for name in names for task in swap_tasks.GROUPS.get(name, [name])]
     if unknown := sorted(set(args.tasks) - set(known)):
-        parser.error(f"there is no task {', '.join(unknown)}; expected some of: {', '.join(known)}, tables")
+        parser.error(
+            f"there is no task {', '.join(unknown)}; expected some of: {', '.join([*known, *swap_tasks.GROUPS])}"
+        )
     return args
 
 
@@ -112,7 +112,7 @@ def plan(args: argparse.Namespace, chosen: list[Cell], records: Records) -> None
     """Runs beyond the first five rates depend on what the first ones say; three more a cell are counted for them."""
     total_runs, total = 0, 0.0
     for cell in chosen:
-        now = len(swap_plan.next_runs(cell, records, list(range(args.seeds)), args.search_seeds))
+        now = len(swap_plan.next_runs(cell, records, list(range(args.seeds)), args.search_seeds, args.heads))
         done = sum(cell.run(run.head, run.rung, run.seed) == run for run in records.rows)
         whole = 2 * len(swap_plan.RUNGS) * args.search_seeds + 3 + 3 * (args.seeds - args.search_seeds)
         left = max(now, whole - done) if now else 0
@@ -165,7 +165,9 @@ def execute(args: argparse.Namespace, chosen: list[Cell], records: Records) -> N
             print(f"{swap_plan.run_of(row).name:50}{error:>12}{row['seconds']:>9.1f} s", flush=True)
 
     while True:
-        ready = [run for cell in chosen for run in swap_plan.next_runs(cell, records, seeds, args.search_seeds)]
+        ready = [
+            run for cell in chosen for run in swap_plan.next_runs(cell, records, seeds, args.search_seeds, args.heads)
+        ]
         waiting = groups([run for run in ready if run not in started], args.together)
         if time.time() > deadline:
             waiting = []
@@ -190,7 +192,7 @@ def summary(cell: Cell, records: Records, args: argparse.Namespace) -> dict | No
     """A cell with all seeds, or where nothing is run, with as many as are finished."""
     fewest = args.search_seeds if args.summary else args.seeds
     for seeds in range(args.seeds, fewest - 1, -1):
-        if (row := swap_plan.summarise(cell, records, list(range(seeds)), args.search_seeds)) is not None:
+        if (row := swap_plan.summarise(cell, records, list(range(seeds)), args.search_seeds, args.heads)) is not None:
             return row
     return None
 
@@ -237,7 +239,8 @@ def main(argv: list[str] | None = None) -> dict | None:
     if body["unfinished"]:
         print(f"{body['unfinished']} of {len(chosen)} cells are not finished: run the same command again")
     args.results.mkdir(parents=True, exist_ok=True)
-    path = args.results / f"swap{'_quick' if args.quick else ''}-{args.device}.json"
+    others = not set(args.tasks) & set(swap_tasks.FULL)
+    path = args.results / f"swap{'_others' if others else ''}{'_quick' if args.quick else ''}-{args.device}.json"
     path.write_text(_written(body))
     print(f"wrote {path}")
     return body

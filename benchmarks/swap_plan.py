@@ -81,16 +81,17 @@ def geometric_mean(values: Iterable[float]) -> float:
 # ---- What comes next -----------------------------------------------------------------------------
 
 
-def next_runs(cell: Cell, records: Records, seeds: list[int], search: int) -> list[Run]:
-    """The runs that can be done now; none once the cell is finished. `search`: with how many seeds rates are chosen."""
+def next_runs(cell: Cell, records: Records, seeds: list[int], search: int, heads: tuple[str, ...] = HEADS) -> list[Run]:
+    """The runs that can be done now; none once the cell is finished. `search`: with how many seeds the rates of these
+    `heads` are chosen. A solved head that has none of its own is run at the learned one's."""
     first = seeds[:search]
     wanted = [
-        cell.run(head, rung, seed) for head in HEADS for rung in searched(cell, head, records, first) for seed in first
+        cell.run(head, rung, seed) for head in heads for rung in searched(cell, head, records, first) for seed in first
     ]
     missing = [run for run in wanted if run not in records.rows]
     if not missing:
-        best = {head: best_rung(cell, head, records, first) for head in HEADS}
-        pairs = {("learned", best["learned"]), ("solved", best["learned"]), ("solved", best["solved"])}
+        best = {head: best_rung(cell, head, records, first) for head in heads}
+        pairs = {("solved", best["learned"]), *best.items()}
         wanted = [cell.run(head, rung, seed) for head, rung in sorted(pairs) for seed in seeds]
         missing = [run for run in wanted if run not in records.rows]
     return missing
@@ -140,12 +141,14 @@ def trains(cell: Cell, head: str, rung: int, records: Records, seeds: list[int])
 # ---- What it says --------------------------------------------------------------------------------
 
 
-def summarise(cell: Cell, records: Records, seeds: list[int], search: int) -> dict | None:
+def summarise(
+    cell: Cell, records: Records, seeds: list[int], search: int, heads: tuple[str, ...] = HEADS
+) -> dict | None:
     """A row of the table; None while runs of the cell are missing."""
-    if next_runs(cell, records, seeds, search):
+    if next_runs(cell, records, seeds, search, heads):
         return None
     first = seeds[:search]
-    best = {head: best_rung(cell, head, records, first) for head in HEADS}
+    best = {head: best_rung(cell, head, records, first) for head in heads}
 
     def errors(head: str, rung: int) -> list[float]:
         return [records.error(cell.run(head, rung, seed), "test") for seed in seeds]
@@ -156,15 +159,16 @@ def summarise(cell: Cell, records: Records, seeds: list[int], search: int) -> di
         "optimizer": cell.optimizer,
         "batch_size": cell.batch_size,
         "source": records.rows[cell.run("learned", best["learned"], seeds[0])]["source"],
-        "rule": records.rows[cell.run("solved", best["solved"], seeds[0])]["rule"],
+        "rule": records.rows[cell.run("solved", best["learned"], seeds[0])]["rule"],
         "seeds": len(seeds),
         "learned": _finite(learned),
         "swapped": _compared(learned, errors("solved", best["learned"])),
-        "own": _compared(learned, errors("solved", best["solved"])),
-        "rates": {head: records.rows[cell.run(head, best[head], seeds[0])]["rate"] for head in HEADS},
+        "rates": {head: records.rows[cell.run(head, rung, seeds[0])]["rate"] for head, rung in best.items()},
     }
-    if cell.optimizer == "sgd":
-        row["largest"] = _largest(cell, records, first)
+    if "solved" in best:
+        row["own"] = _compared(learned, errors("solved", best["solved"]))
+        if cell.optimizer == "sgd":
+            row["largest"] = _largest(cell, records, first)
     return row
 
 
@@ -222,8 +226,9 @@ def overall(rows: list[dict]) -> dict:
     """The figures of the aims over these cells; a swapped head that diverged is told and is in no mean."""
     total: dict = {"cells": len(rows)}
     for key in ("swapped", "own"):
-        known = [row for row in rows if row[key]["ratio"] is not None]
-        total[f"{key}_diverged"] = [named(row) for row in rows if row[key]["ratio"] is None]
+        there = [row for row in rows if key in row]
+        known = [row for row in there if row[key]["ratio"] is not None]
+        total[f"{key}_diverged"] = [named(row) for row in there if row[key]["ratio"] is None]
         if known:
             worst = max(known, key=lambda row: row[key]["ratio"])
             total[key] = geometric_mean(row[key]["ratio"] for row in known)
@@ -252,9 +257,10 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         factor = row.get("largest", {}).get("factor")
         largest = "" if "largest" not in row else f"x {factor:.2g}" if factor else "-"
+        own = ratio(row["own"]) if "own" in row else ""
         error = "diverged" if None in row["learned"] else f"{geometric_mean(row['learned']):.4g}"
         lines.append(
             f"{row['task']:18}{row['optimizer']:10}{row['batch_size']:>6}{error:>11}"
-            f"{ratio(row['swapped']):>15}{ratio(row['own']):>15}{largest:>14}"
+            f"{ratio(row['swapped']):>15}{own:>15}{largest:>14}"
         )
     return "\n".join(lines)

@@ -74,20 +74,33 @@ RATES = {"sgd": 0.1, "adamw": 3e-3, "muon": 3e-3, "soap": 3e-3}
 # ---- Tables --------------------------------------------------------------------------------------
 
 TABLES = ("kin8nm", "naval", "wine", "house_8L", "fried")
+# the other tables of a thousand rows or more, which chose nothing about the default: with numbers, and with classes
+OTHER_NUMBERS = (
+    "2dplanes", "mv", "house_16H", "cpu_act", "puma8NH", "wind", "BNG_echoMonths", "fri_c0_1000_10", "fri_c1_1000_50",
+    "fri_c4_1000_100", "GeographicalOriginalofMusic", "concrete", "power", "protein",
+)  # fmt: skip
+OTHER_CLASSES = (
+    "adult", "letter", "phoneme", "spambase", "pendigits", "ann_thyroid", "page_blocks", "waveform_40", "credit_g",
+    "mfeat_fourier", "wine_quality_white", "nursery", "krkopt",
+)  # fmt: skip
+OTHER_ROWS = 4000
 PMLB = "pmlb26.npz"
 
 
 def table(name: str, limit: int | None, seed: int) -> Data:
-    """A table standardised by its training rows, of which there are at most `limit` with those for validation, an eighth."""
+    """A table standardised by its training rows, of which there are at most `limit` with those for validation, an eighth.
+    Classes are numbered."""
     x, y, test, source = _rows(name, seed)
     order = np.random.RandomState(seed).permutation(np.flatnonzero(~test))[:limit]
     cut = len(order) // 8
     parts = order[cut:], order[:cut], np.flatnonzero(test)
     mean, std = x[parts[0]].mean(0), x[parts[0]].std(0)
     x = (x - mean) / np.where(std > 1e-9, std, 1.0)
-    y = (y - y[parts[0]].mean()) / y[parts[0]].std()
-    tensors = [(torch.tensor(x[part]).float(), torch.tensor(y[part, None]).float()) for part in parts]
-    return Data(*tensors, source=source)
+    if name in OTHER_CLASSES:
+        target = torch.tensor(np.unique(y, return_inverse=True)[1])
+    else:
+        target = torch.tensor((y - y[parts[0]].mean()) / y[parts[0]].std())[:, None].float()
+    return Data(*((torch.tensor(x[part]).float(), target[part]) for part in parts), source=source)
 
 
 def _rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
@@ -103,18 +116,19 @@ def _rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str
     random = np.random.RandomState(zlib.crc32(name.encode()))
     x = random.randn(2000, 8)
     y = np.tanh(x @ random.randn(8, 16)) @ random.randn(16) / 4 + 0.1 * random.randn(2000)
+    y = np.digitize(y, np.quantile(y, [0.2, 0.5])) if name in OTHER_CLASSES else y
     return x, y, np.random.RandomState(1000 + seed).rand(2000) < 0.1, "generated"
 
 
-def _table(name: str, quick: bool) -> Task:
-    width = 64 if quick else 128
+def _table(name: str, quick: bool, limit: int | None = None) -> Task:
+    width, classes = 64 if quick else 128, name in OTHER_CLASSES
     return Task(
         name=f"table {name}",
-        loss="squared",
-        load=partial(table, name, 4000 if quick else None),
+        loss="likelihood" if classes else "squared",
+        load=partial(table, name, 4000 if quick else limit),
         backbone=lambda data: mlp([data.train[0].shape[1], width, width]),
         features=width,
-        outputs=lambda data: 1,
+        outputs=lambda data: 1 + max(int(y.max()) for _, y in (data.train, data.test)) if classes else 1,
         epochs={32: 8, 256: 16} if quick else {32: 40, 256: 100},
         rates=RATES,
         seconds={"cpu": 6e-4, "cuda": 3e-4},
@@ -307,7 +321,15 @@ def tasks(quick: bool) -> dict[str, Task]:
     """All tasks by name."""
     every = [_qm9(quick), _burgers(quick), _cifar100(quick), _language(quick), _unet(quick)]
     every += [_table(name, quick) for name in TABLES]
+    every += [_table(name, quick, OTHER_ROWS) for name in (*OTHER_NUMBERS, *OTHER_CLASSES)]
     return {task.name: task for task in every}
 
 
-QUICK = ("qm9", "burgers", *(f"table {name}" for name in TABLES))  # what `--quick` runs
+def _named(tables: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"table {name}" for name in tables)
+
+
+# by one word
+GROUPS = {"tables": _named(TABLES), "others": _named(OTHER_NUMBERS), "classes": _named(OTHER_CLASSES)}
+QUICK = ("qm9", "burgers", *GROUPS["tables"])  # what `--quick` runs
+FULL = ("qm9", "burgers", "cifar100", "language", "unet", *GROUPS["tables"])  # what is run without it

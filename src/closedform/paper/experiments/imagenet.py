@@ -25,6 +25,7 @@ from ..sweeps import grid
 from ..sweeps.records import Records
 from ..sweeps.work import Work
 from .batches import Batches, DeviceBatches, DeviceImages, FolderBatches
+from .cifar100_model import default_name
 from .classifier import trained
 from .imagenet_model import TWIN, TWIN_FEATURES, classifier, mix_of, timm, transforms_of
 
@@ -78,7 +79,8 @@ class Recipe:
     classes: int = 0
 
     def config(self, method: str, seed: int, lr: float | None = None) -> dict[str, Any]:
-        """The configuration of one run. Rates are proportional to the batch size, as the recipe has it."""
+        """The configuration of one run. Rates are proportional to the batch size, as the recipe has it. A run of the default
+        has the name of its rule, so that one by an earlier default is another run."""
         if method not in METHODS:
             raise ValueError(f"there is no method {method!r}; expected {', '.join(METHODS)}")
         peak, settings = METHODS[method]
@@ -86,6 +88,8 @@ class Recipe:
             settings = {"ratio": RATIO}  # any fixed lambda interpolates such a batch, or holds the layer fast
         rate = float(f"{peak * self.batch_size / 4096:.6g}") if lr is None else lr
         shared = asdict(self) | {"warm_up": min(self.warm_up, self.epochs / 2)}
+        if (rule := default_name(method)) is not None:
+            shared["rule"] = rule
         return shared | dict.fromkeys(SETTINGS) | settings | {"method": method, "lr": rate, "seed": seed}
 
 
