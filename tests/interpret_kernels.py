@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.solver import cuda, elimination, guard, reference
+from closedform.solver import cuda, elimination, guard, reference, route
 from closedform.solver.batch import Batch
 from closedform.solver.guard import Layer
 from closedform.stack import optimizers
@@ -206,12 +206,25 @@ FILTERS = {
     "kalman, schedule": cf.Kalman(lambda step: 1 - 0.1 / (1 + step), form="information"),
     "kalman, float schedule": cf.Kalman(lambda step: 0.95, form="information"),
 }
+COVARIANCES = {
+    "auto, covariance": cf.Auto((0.5, 0.99), (0.0, 0.0)),
+    "kalman, covariance": cf.Kalman(0.9, form="covariance"),
+    "kalman, covariance, number": cf.Kalman(0.99, lam=2.0, form="covariance"),
+    "kalman, covariance, schedule": cf.Kalman(lambda step: 1 - 0.1 / (1 + step), form="covariance"),
+}
+FILTERS |= COVARIANCES
 LOSSES = {
     "squared": cf.Squared(),
     "one-hot": cf.OneHotSquared(),
     "cross-entropy": cf.CrossEntropy(),
     "ignored": cf.CrossEntropy(ignore_index=1, label_smoothing=0.1),
 }
+
+
+@pytest.fixture
+def covariances(monkeypatch):
+    """Filters that nothing holds keep their covariance, however few features there are."""
+    monkeypatch.setattr(route, "INFORMATION", 2)
 
 
 def filtered(rule, loss, d, o, bias, n, steps=4, changed=False):
@@ -239,11 +252,51 @@ def same_state(plain, fast, tolerance=1e-5):
 
 @pytest.mark.parametrize(("n", "bias"), [(4, True), (70, False)], ids=["few rows, bias", "many rows, no bias"])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("rule", FILTERS)
+@pytest.mark.parametrize("rule", [name for name in FILTERS if name not in COVARIANCES])
 def test_filters_by_kernels_are_the_plain_ones(rule, loss, n, bias):
     plain, fast = filtered(rule, loss, 7, 3, bias, n)
     assert int(fast.step) == 4
     same_state(plain, fast)
+
+
+@pytest.mark.parametrize(
+    ("n", "bias"), [(4, True), (8, True), (9, False)], ids=["few rows", "as many", "more, no bias"]
+)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("rule", COVARIANCES)
+def test_covariances_by_kernels_are_the_plain_ones(rule, loss, n, bias, covariances):
+    plain, fast = filtered(rule, loss, 7, 3, bias, n)
+    assert "covariance" in fast._memory()
+    assert int(fast.step) == 4
+    same_state(plain, fast)
+
+
+@pytest.mark.parametrize(("n", "d", "o"), [(1, 3, 1), (33, 31, 5), (20, 64, 40), (300, 40, 2), (5, 200, 3)])
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_covariances_of_any_shape(n, d, o, loss, covariances):
+    plain, fast = filtered("auto, covariance", loss, d, o + (loss != "squared"), True, n)
+    same_state(plain, fast)
+
+
+@pytest.mark.parametrize("n", [20, 100])
+def test_covariances_whose_system_is_too_large_to_eliminate(n, covariances, monkeypatch):
+    monkeypatch.setattr(route, "ELIMINATED", 16)
+    same_state(*filtered("auto, covariance", "cross-entropy", 30, 3, True, n))
+
+
+def test_features_that_are_zero_have_a_covariance_too(covariances):
+    """More rows than features, of which two are dead and two equal: `X^T X` has no factor but for what rounding adds."""
+    plain, fast = (cf.ClosedFormLinear(9, 2, rule=cf.Kalman(0.9, form="covariance")) for _ in range(2))
+    for seed in range(6):
+        phi, y = (tensor.float() for tensor in problem(30, 9, 2, seed=seed))
+        phi[:, 3:5] = 0
+        phi[:, 6] = phi[:, 7]
+        plain.solve(phi, y)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(guard, "_kernels", lambda layer: cuda)
+            fast.solve(phi, y)
+    assert int(fast.step) == 6
+    assert relative(fast(phi), plain(phi)) < 1e-5
 
 
 @pytest.mark.parametrize(("n", "d", "o"), [(1, 3, 1), (33, 31, 5), (20, 64, 40), (300, 40, 2), (5, 200, 3)])
@@ -253,23 +306,27 @@ def test_filters_of_any_shape(n, d, o, loss):
     same_state(plain, fast)
 
 
+@pytest.mark.parametrize("form", ["information", "covariance"])
 @pytest.mark.parametrize(
     ("n", "d", "o", "loss"), [(4, 7, 20, "cross-entropy"), (12, 7, 20, "cross-entropy"), (40, 5, 17, "ignored")]
 )
-def test_filters_go_as_far_among_many_classes(loss, n, d, o):
+def test_filters_go_as_far_among_many_classes(loss, n, d, o, form, monkeypatch):
+    monkeypatch.setattr(route, "INFORMATION", 2 if form == "covariance" else 512)
     assert LOSSES[loss].slack(o) > 1
-    same_state(*filtered("auto", loss, d, o, True, n, steps=2))
+    plain, fast = filtered("auto", loss, d, o, True, n, steps=2)
+    assert form in fast._memory()
+    same_state(plain, fast)
 
 
 def test_filters_follow_a_layer_that_was_set():
     same_state(*filtered("auto", "squared", 7, 3, True, 9, changed=True))
 
 
-@pytest.mark.parametrize("rule", ["auto", "kalman"])
+@pytest.mark.parametrize("rule", ["auto", "kalman", *list(COVARIANCES)[:2]])
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("where", ["phi", "y"])
-def test_filters_refuse_what_is_not_finite(rule, steps, bad, where, kernels):
+def test_filters_refuse_what_is_not_finite(rule, steps, bad, where, kernels, covariances):
     """As on a device, where nobody looks at the values. A single filter starts anew after a finite batch that it refused."""
     _, layer = filtered(rule, "squared", 7, 3, True, 9, steps)
     before = copy.deepcopy(layer.state_dict())
@@ -277,7 +334,8 @@ def test_filters_refuse_what_is_not_finite(rule, steps, bad, where, kernels):
     (phi if where == "phi" else y)[2, 1] = bad
     layer._take(Batch(phi, y, bias=True))
     assert int(layer.rejected) == 1
-    anew = {"memory_information"} if rule == "kalman" and steps and (bad, where) == (1e300, "y") else set()
+    restarts = rule.startswith("kalman") and steps and (bad, where) == (1e300, "y")
+    anew = {f"memory_{layer.rule.form}"} if restarts else set()
     changed = {name for name, tensor in layer.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {"attempts"} | anew
     phi, y = (tensor.float() for tensor in problem(9, 7, 3))
@@ -286,15 +344,15 @@ def test_filters_refuse_what_is_not_finite(rule, steps, bad, where, kernels):
 
 
 @overflows
-@pytest.mark.parametrize("rule", ["auto", "kalman"])
+@pytest.mark.parametrize("rule", ["auto", "information", "covariance"])
 def test_filters_that_overflow_in_some_entries_change_none(overflow, rule, kernels):
-    chosen = cf.Kalman(0.9, lam=overflow.lam, form="information") if rule == "kalman" else cf.Auto()
+    chosen = cf.Auto() if rule == "auto" else cf.Kalman(0.9, lam=overflow.lam, form=rule)
     layer = cf.ClosedFormLinear(*overflow.shape, overflow.bias, rule=chosen)
     layer.set_weights_(torch.full((layer.out_features, layer.features), 0.5))
     layer.solve(overflow.phi, overflow.y)
     if int(layer.rejected):
         assert (matrix(layer) == 0.5).all()
-        assert not layer._memory()["information"].any()
+        assert not layer._memory()["covariance" if rule == "covariance" else "information"].any()
     assert rule == "auto" or int(layer.rejected) == 1
 
 
@@ -310,13 +368,16 @@ def test_one_filter_that_fails_leaves_the_others(kernels):
     assert relative(broken._memory()["layers"][[0, 1, 3, 4]], layer._memory()["layers"][[0, 1, 3, 4]]) < 1e-12
 
 
-def test_a_single_filter_that_fails_starts_anew(kernels):
-    _, layer = filtered("kalman", "squared", 7, 3, True, 9)
-    layer._memory()["information"].neg_()
-    phi, y = (tensor.float() for tensor in problem(9, 7, 3))
+@pytest.mark.parametrize("n", [5, 9])
+@pytest.mark.parametrize("form", ["information", "covariance"])
+def test_a_single_filter_that_fails_starts_anew(form, n, kernels):
+    _, layer = filtered("kalman" if form == "information" else "kalman, covariance", "squared", 7, 3, True, n)
+    layer._memory()[form].mul_(-1e3)
+    phi, y = (tensor.float() for tensor in problem(n, 7, 3))
     layer.solve(phi, y)
     assert int(layer.rejected) == 1
-    assert torch.equal(layer._memory()["information"], layer._memory()["prior"].diag())
+    prior = layer._memory()["prior"]
+    assert torch.equal(layer._memory()[form], (prior if form == "information" else 1 / prior).diag())
 
 
 # ---- Many small systems ------------------------------------------------------------------------------

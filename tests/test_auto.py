@@ -168,8 +168,8 @@ OWN = cf.Auto((0.8, 0.99), (0.0, 0.0), discount=0.9)
 def test_few_memories_of_many_features_keep_the_covariance(n, loss, monkeypatch):
     """The same filters in the other form, their longer steps under cross-entropy too."""
     heads, o = [], 12
-    for many in (1024, 3):
-        monkeypatch.setattr(route, "MANY_FEATURES", many)
+    for many in (512, 3):
+        monkeypatch.setattr(route, "INFORMATION", many)
         heads.append(cf.ClosedFormLinear(D, o, rule=OWN, loss=loss, dtype=torch.float64))
         for seed in range(15):
             g = torch.Generator().manual_seed(seed)
@@ -185,15 +185,15 @@ def test_few_memories_of_many_features_keep_the_covariance(n, loss, monkeypatch)
     assert relative(covariance._memory()["noise"], information._memory()["noise"]) < 1e-5
     if isinstance(loss, cf.Squared):
         phi, seen = torch.randn(5, D, dtype=torch.float64), []
-        for many, head in zip((1024, 3), heads):
-            monkeypatch.setattr(route, "MANY_FEATURES", many)
+        for many, head in zip((512, 3), heads):
+            monkeypatch.setattr(route, "INFORMATION", many)
             seen.append((head.variance(phi), head.sample(4000, torch.Generator().manual_seed(0)).var(0)))
         assert relative(seen[1][0], seen[0][0]) < 1e-5
         assert relative(seen[1][1], seen[0][1]) < 0.1
 
 
 def test_what_holds_a_memory_is_not_lost_among_many_features(monkeypatch):
-    monkeypatch.setattr(route, "MANY_FEATURES", 3)
+    monkeypatch.setattr(route, "INFORMATION", 3)
     assert "memory_information" in layer(rule=cf.Auto((0.9, 0.99), (10.0, 0.0))).state_dict()
 
 

@@ -294,11 +294,24 @@ def test_a_stack_of_instrumental_variable_models_is_that_of_the_cpu(batch):
         torch.testing.assert_close(errors[1][name], values, rtol=1e-6, atol=1e-9)
 
 
+FILTERS = {
+    "default": cf.Auto(),
+    "information": cf.Kalman(form="information"),
+    "covariance": cf.Kalman(form="covariance"),
+    "several covariances": cf.Auto((0.5, 0.99), (0.0, 0.0)),
+}
+filters = pytest.mark.parametrize("rule", FILTERS.values(), ids=FILTERS)
+
+
 @pytest.mark.parametrize(
-    ("n", "d", "o"), [(32, 200, 12), (128, 512, 10), (300, 100, 3), (8192, 64, 1), (1, 20, 2), (300, 60, 100)]
-)
+    ("n", "d", "o"),
+    [
+        (32, 200, 12), (128, 512, 10), (300, 100, 3), (8192, 64, 1), (1, 20, 2), (300, 60, 100), (32, 513, 100),
+        (600, 530, 10), (700, 900, 3),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("loss", [cf.Squared(), cf.CrossEntropy(label_smoothing=0.1)], ids=["squared", "labels"])
-@pytest.mark.parametrize("rule", [cf.Auto(), cf.Kalman(form="information")], ids=["default", "kalman"])
+@filters
 def test_filters_equal_the_cpus(rule, loss, n, d, o):
     """By kernels of their own, without a wait for the device."""
     o = max(o, 2) if loss.labels else o
@@ -321,7 +334,7 @@ def test_filters_equal_the_cpus(rule, loss, n, d, o):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("rule", [cf.Auto(), cf.Kalman(form="information")], ids=["default", "kalman"])
+@filters
 def test_filters_refuse_bad_values(rule, bad):
     layer = cf.ClosedFormLinear(40, 3, rule=rule).cuda()
     phi, y = (t.float().cuda() for t in problem(50, 40, 3))

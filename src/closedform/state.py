@@ -245,8 +245,8 @@ class StoredLinear(nn.Linear):
         unexpected: list,
         errors: list,
     ) -> None:
-        """A plain layer's state loads too: the memory is then fresh, as it is where it has other shapes (that of an earlier
-        version's default under cross-entropy has). A master goes where it is needed, and only there."""
+        """A plain layer's state loads too: the memory is then fresh, as it is where its tensors are others (those of an
+        earlier version's default under cross-entropy are). A master goes where it is needed, and only there."""
         plain = prefix + "step" not in state_dict and prefix + "weight" in state_dict
         shapes = {prefix + _PREFIX + name: tensor.shape for name, tensor in self._memory().items()}
         foreign = any(name not in state_dict for name in shapes)  # another rule's, or none
@@ -284,7 +284,7 @@ class StoredLinear(nn.Linear):
                     self._write_(W.to(self.weight.device))
 
     def _is_other_memory(self, state_dict: dict, prefix: str, shapes: dict[str, torch.Size]) -> bool:
-        """Whether a state has this very layer, with a memory of other shapes."""
+        """Whether a state has this very layer, with a memory of other tensors or shapes."""
         same = all(
             name in state_dict and state_dict[name].shape == parameter.shape
             for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
@@ -292,11 +292,9 @@ class StoredLinear(nn.Linear):
         )
         stored = {name.removeprefix(prefix + _PREFIX) for name in state_dict if name.startswith(prefix + _PREFIX)}
         whole = same and prefix + "step" in state_dict and (self.bias is not None or prefix + "bias" not in state_dict)
-        return (
-            whole
-            and self._acting.owns(stored, set(self._names))
-            and any(name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items())
-        )
+        if not whole or not self._acting.owns(stored, set(self._names)):
+            return False
+        return any(name not in state_dict or state_dict[name].shape != shape for name, shape in shapes.items())
 
 
 def _longer(parameter: Tensor, rows: int) -> nn.Parameter:

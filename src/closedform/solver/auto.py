@@ -121,7 +121,7 @@ class Auto(Rule):
 
     def _form(self, features: int) -> route.Form:
         """What the filters keep. What holds a memory can be added to the inverse alone."""
-        return "covariance" if features > route.MANY_FEATURES and not any(self.hold) else "information"
+        return "information" if any(self.hold) else route.filter_form(features)
 
     def memory(
         self, features: int, outputs: int, device: torch.device | None = None, models: int | None = None
@@ -148,9 +148,10 @@ class Auto(Rule):
         return memory
 
     def filters(self, features: int, step: Tensor) -> Filters | None:
-        if not self.filtered(features) or self._form(features) != "information":
+        if not self.filtered(features):
             return None
         return Filters(
+            self._form(features),
             self.forget,
             self.hold,
             weighed=True,

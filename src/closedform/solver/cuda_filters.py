@@ -1,15 +1,23 @@
-"""`Kalman` and `Auto` in the information form on a CUDA device: the whole solve in some twenty launches.
+"""`Kalman` and `Auto` on a CUDA device: the whole solve in some twenty launches.
 
-What `Auto.update` and `filters.absorb` say in dozens of small operations, a few kernels of `filter_kernels` do, with three
-products and the elimination between them, in the same float64 and with the same guard: nothing is written before it is known
-that all of it is finite::
+What `Auto.update` and `filters.absorb` say in dozens of small operations, a few kernels do, with products and an elimination
+between them, in the same float64 and with the same guard: nothing is written before it is known that all of it is finite::
 
     rows, stand        X, and the layers of all filters as they are
     product            Z = X L^T                              predictions of all filters
     residuals          E in place of Z, its squares, the loss
-    products           G = X^T X,  C = X^T E
-    prepare, absorb    A_k <- gamma_k A_k + G + diagonal      [A_k | C_k]
+    product            C = X^T E
+    prepare            what is added to the diagonals, and shared numbers
+                                                              `filter_kernels`, information:
+    product, absorb    A_k <- gamma_k A_k + X^T X + diagonal  [A_k | C_k]
     elimination        dW_k
+                                                              `covariance_kernels`:
+    predict, measure   P_k <- P_k / gamma_k                   X_k: the rows, and those of the leak
+    product, state     Y_k = X_k P_k                          [Y_k X_k^T + I | Y_k]
+    elimination        the gains K_k^T
+    products, settle   P_k <- P_k - K_k Y_k, by Joseph's form, symmetric
+    product            dW_k
+
     look               at the loss along dW_k, four times     how far each filter goes (`Auto` under cross-entropy)
     finish, choose, mix, commit
 """
@@ -21,11 +29,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import auto, elimination, filters, linalg, lines
+from . import auto, covariance_kernels, elimination, filters, linalg, lines, route
 from . import filter_kernels as kernels
 from .guard import Layer
 from .losses import CrossEntropy, Loss
@@ -34,19 +43,46 @@ from .rules import Filters
 _TILE, _COLUMNS = 4096, 32  # numbers and columns of a tile of residuals
 _PARTS = 128  # sums over the rows that are kept apart, where tiles are small enough
 _FEATURES, _OUTPUTS = 128, 4  # of a tile of the layers
+_SQUARES = 64, 32  # rows and features of a tile of what is squared
+_SETTLED = 32  # of a side of a tile of the covariance
 
 
-def _constants(side: Filters, features: int, curvature: float | None, slack: float) -> tuple[float, ...]:
-    """The numbers of a rule in the order in which the kernels read them. The squared loss and cross-entropy share a place:
-    below how many rows a feature the handicap is whole, and the usual least memory in batches."""
+def _constants(side: Filters, size: int, curvature: float | None, slack: float) -> tuple[float, ...]:
+    """The numbers of a rule in the order in which the kernels read them; `size` is that of the system that is solved. The
+    squared loss and cross-entropy share a place: below how many rows a feature the handicap is whole, and the usual least
+    memory in batches."""
     squared = curvature is None
-    rounding = linalg.rounding(features, torch.float64)
+    rounding = linalg.rounding(size, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
     bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, auto.BOUNDED_STEPS)
     bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
+
+
+class _Batch(NamedTuple):
+    """What a batch says of all filters, and what they have in common."""
+
+    X: Tensor  # (n, wide)
+    E: Tensor  # (n, K o)
+    C: Tensor  # (wide, K o)
+    matrix: Tensor  # (K, D, D) of the memory
+    prepared: Mapping[str, Tensor]
+    constants: Tensor
+    unsound: Tensor
+    outputs: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """K, n, D, wide, o."""
+        return len(self.matrix), len(self.X), self.matrix.shape[-1], self.X.shape[1], self.outputs
+
+
+class _Solved(NamedTuple):
+    update: Tensor  # (K, D, o) or more rows
+    sound: Tensor  # of every block of every system
+    matrix: Tensor  # what the new one is made of: `X^T X (wide, wide)`, or the new covariances `(K, wide, wide)`
 
 
 def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str, Tensor], side: Filters) -> None:
@@ -71,14 +107,15 @@ def _solve_(
     weight, bias, step, attempts = layer
     (n, d), o, K = phi.shape, y.shape[1], len(side.hold)
     D, several, labels, biased = d + int(bias is not None), side.weighed, curvature is not None, bias is not None
-    constants = auto.constant(_constants(side, D, curvature, slack), memory["prior"])
-    forget = side.forget if isinstance(side.forget, Tensor) else auto.constant(side.forget, memory["prior"])
-    A, prior = memory["information"], memory["prior"]
-    wide, size, columns = -(-D // 8) * 8, elimination.padded(D), K * o
-    power = kernels.triton.next_power_of_2
-    block, outputs, slots = power(max(wide, size)), power(o), power(K)
-    tile = outputs if labels else min(_COLUMNS, power(columns))
-    per_part = min(max(4, power(-(-n // _PARTS))), max(1, _TILE // tile))
+    covariance = side.form == "covariance"
+    matrix, prior = memory[side.form].view(K, D, D), memory["prior"]
+    size = min(n, D) + min(filters.LEAKING, D) if covariance else D
+    constants = auto.constant(_constants(side, size, curvature, slack), prior)
+    forget = side.forget if isinstance(side.forget, Tensor) else auto.constant(side.forget, prior)
+    wide, columns = -(-D // 8) * 8, K * o
+    block, outputs, slots = _power(max(wide, elimination.padded(D))), _power(o), _power(K)
+    tile = outputs if labels else min(_COLUMNS, _power(columns))
+    per_part = min(max(4, _power(-(-n // _PARTS))), max(1, _TILE // tile))
     parts = -(-n // per_part)
     new = {"dtype": torch.float64, "device": phi.device}
     X, L, M = torch.empty(n, wide, **new), torch.empty(columns, wide, **new), torch.empty(K, o, D, **new)
@@ -86,6 +123,7 @@ def _solve_(
     sizes = {
         "change": o * wide if several else 0, "peaks": 2 * o, "seen": n, "ee": parts * columns, "losses": parts * K,
         "added": K * D, "table": 4 * K, "numbers": 4, "sums": columns, "noise": columns, "prior": D, "mixed": o * D,
+        "diagonal": wide if covariance else 0,
     }  # fmt: skip
     pieces = dict(zip(sizes, torch.empty(sum(sizes.values()), **new).split(list(sizes.values()))))
     unsound = torch.empty(K + 2, dtype=torch.int32, device=phi.device)
@@ -108,43 +146,127 @@ def _solve_(
         )  # fmt: skip
     else:
         kernels.residuals[(parts, -(-columns // tile))](y, E, pieces["ee"], n, o, columns, ROWS=per_part, COLUMNS=tile)
-    G, C = torch.mm(X.T, X), torch.mm(X.T, E)
+    C = torch.mm(X.T, E)
+    G = None
+    if not covariance or n > D:
+        G = torch.mm(X.T, X)
+        diagonal, apart = G, wide
+    else:
+        diagonal, apart = pieces["diagonal"], 0
+        rows, features = _SQUARES
+        covariance_kernels.squares[(-(-wide // features),)](X, diagonal, n, wide, ROWS=rows, COLUMNS=features)
     kernels.prepare[(K,)](
-        G, prior, forget, step, pieces["seen"], constants, pieces["added"], pieces["table"],
-        pieces["numbers"], unsound, pieces["prior"], n, d, D, wide, K,
+        diagonal, prior, forget, step, pieces["seen"], constants, pieces["added"], pieces["table"],
+        pieces["numbers"], unsound, pieces["prior"], n, d, D, apart, K,
         LABELS=labels, BOUNDED=labels and several, LEAKING=min(filters.LEAKING, D), BLOCK=block, ROWS=1024,
     )  # fmt: skip
-    T = torch.empty(K, size, size + o, **new)
-    kernels.absorb[(size, K)](
-        A, G, C, pieces["added"], pieces["table"], unsound, constants, T,
-        o, D, wide, size, size + o, columns, K, BLOCK=block, OUTPUTS=outputs,
-    )  # fmt: skip
-    sound = elimination.eliminate_(T)
+    batch = _Batch(X, E, C, matrix, pieces, constants, unsound, o)
+    if covariance:
+        solved = _by_covariance(batch, G, curvature)
+    else:
+        assert G is not None
+        solved = _by_information(batch, G)
+    dW = solved.update
     looks = lines.CHORDS + 1 if several and slack > 1 and n > lines.TRUSTED[0] * D else 0
     slopes = torch.empty((2 + looks) * parts * K if looks else 0, **new)
     if looks:
-        Z, dZ = torch.mm(X, L.T), torch.matmul(X[:, :D], T[:, :D, size:])  # the residuals took the place of the first
+        Z, dZ = torch.mm(X, L.T), torch.matmul(X[:, :D], dW[:, :D])  # the residuals took the place of the first
         for seen in range(looks):
             kernels.look[(parts, K)](
                 y, Z, dZ, slopes, pieces["numbers"], constants, n, o, columns, parts, K,
-                LOOKS=seen, ROWS=per_part, OUTPUTS=outputs, PARTS=power(parts),
+                LOOKS=seen, ROWS=per_part, OUTPUTS=outputs, PARTS=_power(parts),
             )  # fmt: skip
     kernels.finish[(-(-o // _OUTPUTS), K)](
-        T, C, L, M, pieces["ee"], pieces["sums"], memory["noise"], pieces["noise"], pieces["table"], pieces["numbers"],
-        unsound, slopes, constants, parts, o, D, wide, size, size + o, columns, K,
-        LOOKS=looks, FEATURES=_FEATURES, OUTPUTS=_OUTPUTS, PARTS=power(parts),
+        dW, dW.stride(0), dW.stride(1), C, L, M, pieces["ee"], pieces["sums"], memory["noise"], pieces["noise"],
+        pieces["table"], pieces["numbers"], unsound, slopes, constants, parts, o, D, wide, columns, K,
+        LOOKS=looks, FEATURES=_FEATURES, OUTPUTS=_OUTPUTS, PARTS=_power(parts),
     )  # fmt: skip
+    blocks = len(solved.sound)
     kernels.choose[(1,)](
-        pieces["sums"], pieces["losses"], memory.get("errors", none), sound, constants, pieces["table"],
-        pieces["numbers"], unsound, parts, len(sound), n, o, D, K, LABELS=labels, AUTO=several,
-        DOUBLINGS=round(math.log2(auto.SHARPNESS)), K=slots, BLOCKS=power(len(sound)), OUTPUTS=outputs, PARTS=power(parts),
+        pieces["sums"], pieces["losses"], memory.get("errors", none), solved.sound, constants, pieces["table"],
+        pieces["numbers"], unsound, parts, blocks, n, o, D, K, LABELS=labels, AUTO=several,
+        DOUBLINGS=round(math.log2(auto.SHARPNESS)), K=slots, BLOCKS=_power(blocks), OUTPUTS=outputs, PARTS=_power(parts),
     )  # fmt: skip
     kernels.mix[(o,)](L, M, weight, pieces["mixed"], pieces["table"], unsound, o, D, wide, K, BLOCK=block)
     history = memory.get("history", none)
     kernels.commit[(K * (D + o) + o + 1,)](
-        weight, b, step, attempts, A, prior, memory["noise"], layers, whole,
+        weight, b, step, attempts, matrix, prior, memory["noise"], layers, whole,
         *(memory.get(name, none) for name in ("errors", "weights", "shares")), history, memory.get("forget", none),
-        G, pieces["added"], L, M, pieces["mixed"], pieces["noise"], pieces["prior"], pieces["table"],
+        solved.matrix, pieces["added"], L, M, pieces["mixed"], pieces["noise"], pieces["prior"], pieces["table"],
         pieces["numbers"], unsound, constants, o, d, D, wide, K,
-        BIAS=biased, AUTO=several, K=slots, KEPT=len(history), BLOCK=block,
+        BIAS=biased, AUTO=several, COVARIANCE=covariance, K=slots, KEPT=len(history), BLOCK=block,
     )  # fmt: skip
+
+
+def _power(count: int) -> int:
+    return kernels.triton.next_power_of_2(count)
+
+
+def _by_information(batch: _Batch, G: Tensor) -> _Solved:
+    K, _, D, wide, o = batch.sizes
+    size, prepared = elimination.padded(D), batch.prepared
+    T = torch.empty(K, size, size + o, dtype=G.dtype, device=G.device)
+    kernels.absorb[(size, K)](
+        batch.matrix, G, batch.C, prepared["added"], prepared["table"], batch.unsound, batch.constants, T,
+        o, D, wide, size, size + o, K * o, K, BLOCK=_power(max(wide, size)), OUTPUTS=_power(o),
+    )  # fmt: skip
+    sound = elimination.eliminate_(T)
+    return _Solved(T[:, :, size:], sound, G)
+
+
+def _by_covariance(batch: _Batch, G: Tensor | None, curvature: float | None) -> _Solved:
+    """By rows; where these are more than features, by as many rows with the same `G = X^T X`."""
+    K, n, D, wide, o = batch.sizes
+    prepared, numbers, constants = batch.prepared, batch.prepared["numbers"], batch.constants
+    new, block, leaking = {"dtype": torch.float64, "device": batch.X.device}, _power(wide), min(filters.LEAKING, D)
+    diagonal = prepared["diagonal"] if G is None else G.diagonal().contiguous()
+    rows, info = batch.X, None
+    if G is not None:
+        trace = G.diagonal()[:D].mean()
+        raised = G[:D, :D] + torch.diag_embed(linalg.rounding(D, G.dtype) * (diagonal[:D] + trace))
+        L, info = torch.linalg.cholesky_ex(raised)
+        rows, n = L.T, D
+    m = n + leaking
+    size = elimination.padded(m)
+    P, X = torch.empty(K, wide, wide, **new), torch.empty(K, m, wide, **new)
+    covariance_kernels.predict[(wide, K)](
+        batch.matrix, batch.C, diagonal, prepared["added"], prepared["table"], numbers, batch.unsound, constants, P,
+        o, D, wide, K * o, K, BLOCK=block, OUTPUTS=_power(o),
+    )  # fmt: skip
+    covariance_kernels.measure[(m, K)](
+        rows, rows.stride(0), rows.stride(1), prepared["added"], numbers, constants, X, n, m, D, wide,
+        LEAKING=leaking, BLOCK=block,
+    )  # fmt: skip
+    Y = torch.bmm(X, P)
+    T = torch.empty(K, size, size + wide, **new)
+    covariance_kernels.state[(size, K)](
+        torch.bmm(Y, X.mT), Y, T, constants, m, size, wide, size + wide, BLOCK=_power(max(wide, size))
+    )
+    sound = _eliminated(T, m)
+    gain = T[:, :m, size:]  # transposed
+    M = torch.baddbmm(P, gain.mT, Y, alpha=-1)
+    M.baddbmm_(torch.baddbmm(gain.mT, M, X.mT, alpha=-1), gain)  # Joseph's form: what rounding took from the plain one
+    tiles = -(-D // _SETTLED)
+    covariance_kernels.settle[(tiles, tiles, K)](
+        M, P, batch.unsound, D, wide, EPS=torch.finfo(torch.float64).eps, TILE=_SETTLED
+    )
+    if info is None:
+        E = batch.E.view(n, K, o).transpose(0, 1)
+        dW = torch.bmm(gain[:, :n].mT, E)
+        if curvature is not None:
+            dW.div_((curvature / 2) ** 0.5)  # E has the loss's scale, the gain its root
+        return _Solved(dW, sound, M)
+    C = batch.C.view(wide, K, o).transpose(0, 1)
+    return _Solved(torch.bmm(M, C), torch.cat([sound, (info == 0).expand(1, K)]), M)
+
+
+def _eliminated(T: Tensor, m: int) -> Tensor:
+    """Solve `[S | B]` in place as `elimination.eliminate_` does; systems that are too large for that by the library."""
+    if m <= route.ELIMINATED:
+        return elimination.eliminate_(T)
+    size, sound = T.shape[1], []
+    for one in T:
+        L, info = torch.linalg.cholesky_ex(one[:, :size])
+        one[:, size:] = linalg.cholesky_solve(one[:, size:], L)
+        sound.append(info == 0)
+    return torch.stack(sound)[None]

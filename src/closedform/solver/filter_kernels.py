@@ -273,8 +273,8 @@ if triton is not None:
 
     @triton.jit
     def finish(
-        T, C, L, M, ee, sums, noise, new_noise, table, numbers, unsound, looks, constants,
-        parts, o, D, wide, size, width, columns, filters,
+        dW, per_filter, per_row, C, L, M, ee, sums, noise, new_noise, table, numbers, unsound, looks, constants,
+        parts, o, D, wide, columns, filters,
         LOOKS: tl.constexpr, FEATURES: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr,
     ):  # fmt: skip
         """Some outputs of a filter's layer after the solve, and their noise level (see `filters.noise`)."""
@@ -288,13 +288,13 @@ if triton is not None:
         for low in range(0, D, FEATURES):
             c = low + tl.arange(0, FEATURES)
             mask = (c[:, None] < D) & (q[None, :] < o)
-            at = (k.to(tl.int64) * size + c[:, None]) * width + size + q[None, :]
-            dW = tl.load(T + at, mask=mask, other=0.0)
+            at = k.to(tl.int64) * per_filter + c[:, None].to(tl.int64) * per_row + q[None, :]
+            step = tl.load(dW + at, mask=mask, other=0.0)
             explained += tl.sum(
-                dW * tl.load(C + c[:, None].to(tl.int64) * columns + k * o + q[None, :], mask=mask, other=0.0), axis=0
+                step * tl.load(C + c[:, None].to(tl.int64) * columns + k * o + q[None, :], mask=mask, other=0.0), axis=0
             )
             row = (k * o + q[None, :]).to(tl.int64)
-            new = t * dW + tl.load(L + row * wide + c[:, None], mask=mask, other=0.0)
+            new = t * step + tl.load(L + row * wide + c[:, None], mask=mask, other=0.0)
             tl.store(M + row * D + c[:, None], new, mask=mask)
             sound = tl.minimum(sound, tl.min(tl.where(_is_finite(new), 1, 0), axis=0))
         p = tl.arange(0, PARTS)
@@ -383,9 +383,11 @@ if triton is not None:
     def commit(
         weight, bias, step, attempts, A, prior, noise, layers, layer, errors, weights, shares, history, forget,
         G, added, L, M, mixed, new_noise, new_prior, table, numbers, unsound, constants, o, d, D, wide, filters,
-        BIAS: tl.constexpr, AUTO: tl.constexpr, K: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
+        BIAS: tl.constexpr, AUTO: tl.constexpr, COVARIANCE: tl.constexpr,
+        K: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """A row of the memory's matrices, of its layers or of the layer, if all is sound; last the counters.
+        """A row of the memory's matrices, of its layers or of the layer, if all is sound; last the counters. A covariance
+        lies ready in G, the other form is made once more.
 
         A single filter that fails on a finite batch starts anew from its prior (`filters.restarted`)."""
         row = tl.program_id(0)
@@ -395,13 +397,18 @@ if triton is not None:
             k = row // D
             i = row % D
             if take & (tl.load(table + 4 * k + 1) > 0.0):
-                new = _matrix_row(A, G, added, k, i, tl.load(table + 4 * k), tl.load(constants), D, wide, c)
+                if COVARIANCE:
+                    new = tl.load(G + (k.to(tl.int64) * wide + i) * wide + c, mask=c < D, other=0.0)
+                else:
+                    new = _matrix_row(A, G, added, k, i, tl.load(table + 4 * k), tl.load(constants), D, wide, c)
                 tl.store(A + row.to(tl.int64) * D + c, new, mask=c < D)
             if not AUTO:
                 inside = c < D
                 start = tl.load(prior + c, mask=inside, other=1.0)
                 again = (tl.load(unsound + filters) == 0) & (tl.min(start, axis=0) > 0.0)
                 if again & (not take):
+                    if COVARIANCE:
+                        start = 1.0 / start
                     tl.store(A + row.to(tl.int64) * D + c, tl.where(c == i, start, 0.0), mask=inside)
         elif row < filters * (D + o):
             at = row - filters * D

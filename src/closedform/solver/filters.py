@@ -195,13 +195,13 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
         return _covariance_of_classes(P, leak, system)
     D = P.shape[-1]
     rounding = torch.finfo(P.dtype).eps * P.diagonal(dim1=-2, dim2=-1)
-    if isinstance(system, Moments):
-        # P <- (P^-1 + G)^-1 = R (I + R^T G R)^-1 R^T with R a factor of P
-        G = system.G + torch.diag_embed(leak.on_diagonal(rounding))
-        slack = P + torch.diag_embed(linalg.rounding(D, P.dtype) * P.diagonal(dim1=-2, dim2=-1))
-        R, info = torch.linalg.cholesky_ex(slack)
-        solved, ok = linalg.shifted_(R.mT @ G @ R, 1.0)(R.mT)
-        posterior, sound = R @ solved, ok & (info == 0)
+    if isinstance(system, Moments) or route.by_inverse(system.X):
+        # P <- (P^-1 + G)^-1
+        A, sound = _inverse(P)
+        A += system.moments().G
+        A.diagonal(dim1=-2, dim2=-1).add_(leak.on_diagonal(rounding))
+        posterior, ok = _inverse(A)
+        sound = sound & ok
         solve: Factor = lambda other: Solved((posterior @ other.C).mT, sound)  # noqa: E731
         P = posterior
     else:
@@ -219,6 +219,13 @@ def _covariance(P: Tensor, leak: _Leak, system: System) -> Absorbed:
     P = (P + P.mT).div_(2)
     P.diagonal(dim1=-2, dim2=-1).add_(rounding)
     return Absorbed(P, solve)
+
+
+def _inverse(K: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of a positive definite matrix, in units where its diagonal is 1, and whether it is one."""
+    scale = K.diagonal(dim1=-2, dim2=-1).rsqrt()
+    inverse, ok = linalg.inverse_(scale.unsqueeze(-1) * K * scale.unsqueeze(-2))
+    return inverse.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)), ok
 
 
 def _covariance_of_classes(P: Tensor, leak: _Leak, rows: ClassRows) -> Absorbed:

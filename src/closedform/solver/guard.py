@@ -107,10 +107,8 @@ def _fused_(kernels: ModuleType, layer: Layer, rule: Rule, source: Source, memor
             kernels.solve_(layer, source.phi, source.y, small.lam, small.ratio, small.from_zero)
             return True
     plain = isinstance(source.loss, CrossEntropy) and source.loss.weight is None and source.loss.inner_steps == 1
-    if not (squared or plain) or not route.fused_filters(len(source.phi), source.features, source.y.shape[1]):
-        return False
-    side = rule.filters(source.features, layer.step)
-    if side is None:
+    side = rule.filters(source.features, layer.step) if squared or plain else None
+    if side is None or not route.fused_filters(side.form, len(source.phi), source.features, source.y.shape[1]):
         return False
     from . import cuda_filters
 

@@ -216,6 +216,14 @@ def raised(K: Tensor) -> Callable[[Tensor], Shift]:
     return lambda B: (cholesky_solve(B, L), ok)
 
 
+def inverse_(K: Tensor) -> Shift:
+    """`K^-1`, K raised by the rounding error of its diagonal, and whether it is positive definite; K is overwritten."""
+    if route.may_branch(K):
+        L, ok = factor_shifted_(K, 0.0)
+        return torch.cholesky_inverse(L), ok
+    return shifted_(K, 0.0)(torch.eye(K.shape[-1], dtype=K.dtype, device=K.device).expand_as(K))
+
+
 def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
     if B.requires_grad:
         return torch.linalg.solve(K, B), torch.ones((), dtype=torch.bool, device=K.device)

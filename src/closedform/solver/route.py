@@ -8,13 +8,15 @@
     a factor or singular values?     Cholesky; past a condition of 1e8 singular values, where a      ill_conditioned
                                      look at the numbers is free
     the filter's matrix or inverse?  the inverse (information) up to 512 features, else the matrix   filter_form
+    how is a covariance updated?     by the rows; by its inverse where they are many                 by_inverse
     filters for Auto's memories?     up to 1,024 features; two of them up to 4,096                   most_filtered
     a factor or an elimination?      on CUDA an elimination, of stacks and of up to 640 rows         eliminated
     how many rows at a time?         as many as fit a block of memory, with their features (piece)   piece, block
                                      or their outputs (block)
     residuals of several layers?     from 4,096 rows on those of one, the others through moments     residuals_once
     fused kernels?                   on CUDA, for a float32 layer, one lambda and few rows or few    fused
-                                     features, and for filters with up to 1,056 features            fused_filters
+                                     features, and for filters with up to 1,056 features, or 4,104  fused_filters
+                                     where they keep the covariance
 
 A look at numbers is free in eager mode on the CPU; everywhere else a branch becomes a mask (`may_branch`).
 """
@@ -35,17 +37,18 @@ CHUNK = 8192  # rows of one model upcast at a time on the way to moments
 _CHUNK_BYTES = 1 << 26  # or, on CUDA, as many as this holds in float64: there a piece costs a dozen launches
 _BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of the features of several models in float64
 FEW = 128  # features up to which calls cost more than arithmetic
+Form = Literal["information", "covariance"]
 FUSED_ROWS = 128  # the kernels take the dual up to so many rows
 INFORMATION = 512  # features up to which a factor of the filter's inverse is cheap
+INVERTED = 4  # on a CPU an update of a covariance by more than a quarter as many rows as features is two inversions
 ELIMINATED = 640  # rows of one system up to which CUDA's own factor is the slower (by 1.3 to 1.7 times on an H200)
 MANY_ROWS = 4096  # from here on the residuals of several layers cost more than the launches that they save
 # features above which `Auto` keeps no matrix for each of its memories, and where these are few
 MANY_FEATURES, MANY_FEW, FEW_MEMORIES = 1024, 4096, 2
 
-FUSED_FEATURES = 1056  # of filters: a multiple of 32 above `MANY_FEATURES` and a bias
+# of filters: a multiple of 32 above `MANY_FEATURES` and a bias, one of 8 above `MANY_FEW` and a bias
+FUSED_FEATURES: dict[Form, int] = {"information": 1056, "covariance": 4104}
 FUSED_OUTPUTS = 1024
-
-Form = Literal["information", "covariance"]
 
 
 def may_branch(tensor: Tensor) -> bool:
@@ -83,6 +86,13 @@ def filter_form(features: int) -> Form:
 
     The same on every device, since a saved memory must load on another one."""
     return "information" if features <= INFORMATION else "covariance"
+
+
+def by_inverse(X: Tensor) -> bool:
+    """Whether a filter's covariance is turned into its inverse and back to take in the rows `X (..., n, D)`, where an update
+    by so many of them costs more. On an accelerator both are chains of launches, and the update is as many as few rows need.
+    """
+    return may_branch(X) and INVERTED * X.shape[-2] > X.shape[-1]
 
 
 def most_filtered(memories: int) -> int:
@@ -123,6 +133,6 @@ def fused(n: int, in_features: int) -> bool:
     return n <= CHUNK
 
 
-def fused_filters(n: int, features: int, outputs: int) -> bool:
+def fused_filters(form: Form, n: int, features: int, outputs: int) -> bool:
     """Whether the CUDA kernels for filters take a batch of n rows: as long as all of it is upcast at once."""
-    return features <= FUSED_FEATURES and outputs <= FUSED_OUTPUTS and n * features <= _CHUNK_BYTES // 8
+    return features <= FUSED_FEATURES[form] and outputs <= FUSED_OUTPUTS and n * features <= _CHUNK_BYTES // 8

@@ -137,8 +137,9 @@ class Small(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Kalman filters in the information form, side by side: see `closedform.solver.cuda_filters`."""
+    """Kalman filters side by side: see `closedform.solver.cuda_filters`."""
 
+    form: route.Form
     forget: tuple[float, ...] | Tensor  # `(K,)` in float64, where it changes with the steps
     hold: tuple[float, ...] = (0.0,)
     lam: float = 0.0  # of the prior; where it is not positive, `ratio` times the features' own scale
@@ -336,7 +337,8 @@ class Kalman(Rule):
 
     def filters(self, features: int, step: Tensor) -> Filters | None:
         lam = lambdas.relative() if isinstance(self.lam, str) else self.lam
-        if self._form(features) != "information" or self.drift > 0:
+        form = self._form(features)
+        if self.drift > 0:
             return None
         if isinstance(lam, lambdas.relative) and not lam.per_feature and not callable(lam.ratio):
             prior, ratio = 0.0, float(lam.ratio)
@@ -345,14 +347,14 @@ class Kalman(Rule):
         else:
             return None
         if not callable(self.forget):
-            return Filters((float(self.forget),), lam=prior, ratio=ratio)
+            return Filters(form, (float(self.forget),), lam=prior, ratio=ratio)
         gamma = self.forget(step)
         if not isinstance(gamma, Tensor):
             lambdas.check_forget(gamma)
             gamma = torch.full((1,), gamma, dtype=torch.float64, device=step.device)
         if gamma.numel() > 1:
             return None
-        return Filters(gamma.to(step.device, torch.float64).reshape(1), lam=prior, ratio=ratio)
+        return Filters(form, gamma.to(step.device, torch.float64).reshape(1), lam=prior, ratio=ratio)
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         form = self._form(W.shape[-1])
