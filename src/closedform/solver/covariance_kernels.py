@@ -36,11 +36,11 @@ if triton is not None:
 
     @triton.jit
     def predict(
-        P, C, diagonal, added, table, numbers, unsound, constants, out, o, D, wide, columns, filters,
+        P, C, diagonal, added, table, numbers, unsound, constants, out, raised, o, D, wide, columns, filters,
         BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
     ):  # fmt: skip
-        """A row of a filter's covariance before the batch: `P / gamma`, at first that of the prior; and whether the batch is
-        finite."""
+        """A row of a filter's covariance before the batch: `P / gamma`, at first that of the prior; the rounding error of
+        its diagonal; and whether the batch is finite."""
         i = tl.program_id(0)
         k = tl.program_id(1)
         c = tl.arange(0, BLOCK)
@@ -48,10 +48,11 @@ if triton is not None:
         if i < D:
             scaled = tl.load(constants) * tl.load(diagonal + i)
             old = tl.load(P + (k.to(tl.int64) * D + i) * D + c, mask=c < D, other=0.0)
-            value = old / tl.load(table + 4 * k)
+            value = old * (1.0 / tl.load(table + 4 * k))
             if tl.load(numbers + 1) == 0.0:
                 precision = tl.maximum(tl.load(added + k * D + i), tl.load(constants + 5) * scaled)
                 value = tl.where(c == i, value + 1.0 / precision, value)
+            tl.store(raised + k * D + i, 2.220446049250313e-16 * tl.sum(tl.where(c == i, value, 0.0), axis=0))
             q = tl.arange(0, OUTPUTS)
             right = tl.load(C + i.to(tl.int64) * columns + k * o + q, mask=q < o, other=0.0)
             if tl.minimum(tl.where(_is_finite(scaled), 1, 0), _finite(right)) == 0:
@@ -94,9 +95,8 @@ if triton is not None:
         tl.store(at + size + c, right, mask=c < wide)
 
     @triton.jit
-    def settle(P, predicted, unsound, D, wide, EPS: tl.constexpr, TILE: tl.constexpr):
-        """Two tiles of a covariance that mirror each other, made symmetric, and raised by the rounding error of what was
-        predicted."""
+    def settle(P, raised, unsound, D, wide, TILE: tl.constexpr):
+        """Two tiles of a covariance that mirror each other, made symmetric, the diagonal raised by its rounding error."""
         i = tl.program_id(0)
         j = tl.program_id(1)
         k = tl.program_id(2)
@@ -107,8 +107,8 @@ if triton is not None:
             at = k.to(tl.int64) * wide * wide + r[:, None].to(tl.int64) * wide + c[None, :]
             mirrored = k.to(tl.int64) * wide * wide + c[None, :].to(tl.int64) * wide + r[:, None]
             value = (tl.load(P + at, mask=mask, other=0.0) + tl.load(P + mirrored, mask=mask, other=0.0)) / 2
-            diagonal = r[:, None] == c[None, :]
-            value += EPS * tl.load(predicted + at, mask=mask & diagonal, other=0.0)
+            own = tl.load(raised + k * D + r, mask=r < D, other=0.0)
+            value = tl.where(r[:, None] == c[None, :], value + own[:, None], value)
             tl.debug_barrier()  # a tile on the diagonal is its own mirror
             tl.store(P + at, value, mask=mask)
             tl.store(P + mirrored, value, mask=mask)

@@ -42,7 +42,7 @@ from .rules import Filters
 
 _TILE, _COLUMNS = 4096, 32  # numbers and columns of a tile of residuals
 _PARTS = 128  # sums over the rows that are kept apart, where tiles are small enough
-_FEATURES, _OUTPUTS = 128, 4  # of a tile of the layers
+_FEATURES, _OUTPUTS = 512, 2  # of a tile of the layers
 _SQUARES = 64, 32  # rows and features of a tile of what is squared
 _SETTLED = 32  # of a side of a tile of the covariance
 
@@ -123,7 +123,7 @@ def _solve_(
     sizes = {
         "change": o * wide if several else 0, "peaks": 2 * o, "seen": n, "ee": parts * columns, "losses": parts * K,
         "added": K * D, "table": 4 * K, "numbers": 4, "sums": columns, "noise": columns, "prior": D, "mixed": o * D,
-        "diagonal": wide if covariance else 0,
+        "diagonal": wide if covariance else 0, "raised": K * D if covariance else 0,
     }  # fmt: skip
     pieces = dict(zip(sizes, torch.empty(sum(sizes.values()), **new).split(list(sizes.values()))))
     unsound = torch.empty(K + 2, dtype=torch.int32, device=phi.device)
@@ -195,11 +195,17 @@ def _solve_(
         solved.matrix, pieces["added"], L, M, pieces["mixed"], pieces["noise"], pieces["prior"], pieces["table"],
         pieces["numbers"], unsound, constants, o, d, D, wide, K,
         BIAS=biased, AUTO=several, COVARIANCE=covariance, K=slots, KEPT=len(history), BLOCK=block,
+        num_warps=_warps(block),
     )  # fmt: skip
 
 
 def _power(count: int) -> int:
     return kernels.triton.next_power_of_2(count)
+
+
+def _warps(block: int) -> int:
+    """For a row of so many numbers."""
+    return 4 if block <= 1024 else 8
 
 
 def _by_information(batch: _Batch, G: Tensor) -> _Solved:
@@ -231,7 +237,7 @@ def _by_covariance(batch: _Batch, G: Tensor | None, curvature: float | None) -> 
     P, X = torch.empty(K, wide, wide, **new), torch.empty(K, m, wide, **new)
     covariance_kernels.predict[(wide, K)](
         batch.matrix, batch.C, diagonal, prepared["added"], prepared["table"], numbers, batch.unsound, constants, P,
-        o, D, wide, K * o, K, BLOCK=block, OUTPUTS=_power(o),
+        prepared["raised"], o, D, wide, K * o, K, BLOCK=block, OUTPUTS=_power(o), num_warps=_warps(block),
     )  # fmt: skip
     covariance_kernels.measure[(m, K)](
         rows, rows.stride(0), rows.stride(1), prepared["added"], numbers, constants, X, n, m, D, wide,
@@ -244,20 +250,18 @@ def _by_covariance(batch: _Batch, G: Tensor | None, curvature: float | None) -> 
     )
     sound = _eliminated(T, m)
     gain = T[:, :m, size:]  # transposed
-    M = torch.baddbmm(P, gain.mT, Y, alpha=-1)
-    M.baddbmm_(torch.baddbmm(gain.mT, M, X.mT, alpha=-1), gain)  # Joseph's form: what rounding took from the plain one
+    P.baddbmm_(gain.mT, Y, alpha=-1)
+    P.baddbmm_(torch.baddbmm(gain.mT, P, X.mT, alpha=-1), gain)  # Joseph's form: what rounding took from the plain one
     tiles = -(-D // _SETTLED)
-    covariance_kernels.settle[(tiles, tiles, K)](
-        M, P, batch.unsound, D, wide, EPS=torch.finfo(torch.float64).eps, TILE=_SETTLED
-    )
+    covariance_kernels.settle[(tiles, tiles, K)](P, prepared["raised"], batch.unsound, D, wide, TILE=_SETTLED)
     if info is None:
         E = batch.E.view(n, K, o).transpose(0, 1)
-        dW = torch.bmm(gain[:, :n].mT, E)
-        if curvature is not None:
-            dW.div_((curvature / 2) ** 0.5)  # E has the loss's scale, the gain its root
-        return _Solved(dW, sound, M)
+        # E has the loss's scale, the gain its root
+        root = 1.0 if curvature is None else (curvature / 2) ** 0.5
+        nothing = torch.empty((), **new).expand(K, wide, o)
+        return _Solved(torch.baddbmm(nothing, gain[:, :n].mT, E, beta=0, alpha=1 / root), sound, P)
     C = batch.C.view(wide, K, o).transpose(0, 1)
-    return _Solved(torch.bmm(M, C), torch.cat([sound, (info == 0).expand(1, K)]), M)
+    return _Solved(torch.bmm(P, C), torch.cat([sound, (info == 0).expand(1, K)]), P)
 
 
 def _eliminated(T: Tensor, m: int) -> Tensor:

@@ -4,7 +4,7 @@ tiny steps: block Gauss-Jordan elimination, which for a positive definite matrix
     for each diagonal block k of 32:   R = T_kk^-1 T_k,:      T -= T_:,k R      T_k,: = R        with T = [K | B]
 
 One launch subtracts block k's part from all rows and makes the R of block k + 1, so that a system of m rows is m / 32 + 1
-launches. A program has one tile and one warp; those of the next row each invert the same small block in their registers.
+launches. A program has one tile and two warps; those of the next row each invert the same small block in their registers.
 """
 
 # Triton is a language of its own inside Python, which a type checker does not know, and is only there in CUDA builds:
@@ -24,6 +24,7 @@ except ImportError:  # a build without CUDA
     triton = None
 
 BLOCK = 32
+WARPS = 2
 
 
 def padded(m: int) -> int:
@@ -69,7 +70,7 @@ def eliminate_(T: Tensor) -> Tensor:
                 continue
             _sweep[(rows, columns - s, M)](
                 T, work, sound, s, width, T.stride(1), T.stride(0), columns, M,
-                N=BLOCK, FIRST=s == 0, LAST=s == blocks, num_warps=1,
+                N=BLOCK, FIRST=s == 0, LAST=s == blocks, num_warps=WARPS,
             )  # fmt: skip
     return sound
 
