@@ -14,7 +14,7 @@ LAPLACE := laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch e
 .PHONY: demo test test-release test-all lint docs bench clean
 
 demo: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/swap.py --quick --device cpu --tasks qm9 --seeds 1 --workers $(WORKERS) --out runs/demo --results runs/demo
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/swap.py --quick --device cpu --tasks qm9 --seeds 1 --workers $(WORKERS) --out runs/demo/runs --results runs/demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

@@ -169,10 +169,12 @@ def _equations() -> dict[str, Any]:
 
 
 def _rule_time() -> dict[str, Any]:
-    """Milliseconds of one solve by features, batch size, loss and rule."""
+    """Milliseconds of one solve by features, batch size, loss and rule, and those of the default over one Kalman filter."""
     cells: dict[str, Any] = {}
     for row in _rows("rule_time-cuda"):
-        cells.setdefault(str(row["d"]), {}).setdefault(str(row["batch"]), {})[_key(row["loss"])] = row["ms"]
+        cells.setdefault(str(row["d"]), {}).setdefault(str(row["batch"]), {})[_key(row["loss"])] = row["ms"] | {
+            "auto_over_kalman": row["auto_over_kalman"]
+        }
     return cells
 
 

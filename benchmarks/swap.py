@@ -76,6 +76,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args.optimizers = args.optimizers or (["sgd", "adamw"] if args.quick else list(swap_optimizers.NAMES))
     if not 1 <= args.search_seeds <= args.seeds:
         parser.error(f"--search-seeds must be 1 to the number of seeds, {args.seeds}; got {args.search_seeds}")
+    if args.out.resolve() == args.results.resolve():
+        parser.error(f"--out and --results must be two folders, got {args.out} for both: every file of --out is a run")
     known = swap_tasks.tasks(args.quick)
     names = args.tasks or (swap_tasks.QUICK if args.quick else swap_tasks.FULL)
     args.tasks = [task for name in names for task in swap_tasks.GROUPS.get(name, [name])]

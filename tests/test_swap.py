@@ -206,3 +206,34 @@ def test_a_constant_has_the_error_that_is_told():
     y = data.train[1].mean(0)
     assert swap_train.constant_error(_small(), data) == pytest.approx(float((data.validation[1] - y).square().mean()))
     assert math.isfinite(swap_train.constant_error(_small(), data))
+
+
+def test_the_swap_alone_searches_no_rate_for_the_solved_head(tmp_path):
+    body = swap.main(_command(tmp_path, "--same-rate", "--optimizers", "sgd"))
+    (row,) = (row for row in body["rows"] if row["batch_size"] == 16)
+    solved = {run["rung"] for run in body["runs"] if run["head"] == "solved" and run["batch_size"] == 16}
+    assert len(solved) == 1
+    assert "own" not in row
+    assert "largest" not in row
+    assert set(row["rates"]) == {"learned"}
+    assert len(row["swapped"]["ratios"]) == 2
+    assert "own" not in body["overall"]
+
+
+def test_runs_and_their_summary_need_two_folders(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        swap.main(["--out", str(tmp_path), "--results", str(tmp_path)])
+    assert "must be two folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [swap_tasks.OTHER_CLASSES[0], swap_tasks.OTHER_NUMBERS[0]])
+def test_other_tables_have_a_generated_twin(name, monkeypatch):
+    monkeypatch.delenv("CLOSEDFORM_DATA", raising=False)
+    task = swap_tasks._table(name, False, swap_tasks.OTHER_ROWS)
+    data = task.load(0)
+    classes = name in swap_tasks.OTHER_CLASSES
+    assert data.source == "generated"
+    assert task.loss == ("likelihood" if classes else "squared")
+    assert data.train[1].dtype == (torch.int64 if classes else torch.float32)
+    assert task.outputs(data) == (3 if classes else 1)
+    assert len(data.train[0]) + len(data.validation[0]) + len(data.test[0]) == 2000
