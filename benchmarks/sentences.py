@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 import statistics
 import sys
@@ -52,6 +53,7 @@ def all_of_them() -> dict[str, Any]:
         "solve_time": {device: _solve_time(device) for device in ("cuda", "cpu")},
         "step": _step(),
         "swap": _swap(),
+        "swap_others": _swap_others(),
         "swap_quick": _cells(_rows("swap_quick-cpu")),
         "shortest_memory": _shortest_memory(),
         "rule_time": _rule_time(),
@@ -127,6 +129,28 @@ def _swap() -> dict[str, Any]:
     return cells | _cells(body["rows"])
 
 
+def _swap_others() -> dict[str, Any]:
+    """Ratios of the swap test on the other tables, by task, optimizer and batch size; for the `others` of numbers and the
+    `classes` their mean, how many `cells`, how many `lose` by more than 3 % and twice their noise, and the mean without mv,
+    whose errors differ by powers of ten."""
+    import swap_tasks
+
+    rows = _rows("swap_others-cpu")
+    groups: dict[str, Any] = {}
+    for group in ("others", "classes"):
+        own = [row for row in rows if row["task"] in swap_tasks.GROUPS[group]]
+        cells = [row["swapped"] for row in own if row["swapped"]["ratio"]]
+        groups[group] = {
+            "cells": len(own),
+            "diverged": len(own) - len(cells),
+            "mean": _mean_ratio(own, "swapped"),
+            "without_mv": _mean_ratio([row for row in own if row["task"] != "table mv"], "swapped"),
+            "lose": sum(math.log(cell["ratio"] / 1.03) > 2 * cell["noise"] for cell in cells),
+            "gain": sum(math.log(cell["ratio"] / 0.97) < -2 * cell["noise"] for cell in cells),
+        }
+    return groups | _cells(rows)
+
+
 def _mean_ratio(rows: list[dict], kind: str) -> float:
     """Geometric, over the cells in which nothing diverged."""
     return statistics.geometric_mean([row[kind]["ratio"] for row in rows if row[kind]["ratio"]])
@@ -135,7 +159,7 @@ def _mean_ratio(rows: list[dict], kind: str) -> float:
 def _cells(rows: list[dict]) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row in rows:
-        cell = {kind: row[kind]["ratio"] for kind in ("swapped", "own")} | {"seeds": row["seeds"]}
+        cell = {kind: row[kind]["ratio"] for kind in ("swapped", "own") if kind in row} | {"seeds": row["seeds"]}
         if "largest" in row:
             cell["factor"] = row["largest"]["factor"]
         cells.setdefault(_key(row["task"]), {}).setdefault(row["optimizer"], {})[str(row["batch_size"])] = cell

@@ -119,7 +119,7 @@ def plan(args: argparse.Namespace, chosen: list[Cell], records: Records) -> None
         whole = 2 * len(swap_plan.RUNGS) * args.search_seeds + 3 + 3 * (args.seeds - args.search_seeds)
         left = max(now, whole - done) if now else 0
         seconds = left * estimate(cell, args.device)
-        print(f"{cell.task:18}{cell.optimizer:8}{cell.batch_size:>6}{done:>6} done{left:>6} left{seconds:>9.0f} s")
+        print(f"{cell.task:34}{cell.optimizer:8}{cell.batch_size:>6}{done:>6} done{left:>6} left{seconds:>9.0f} s")
         total_runs, total = total_runs + left, total + seconds
     share = args.workers if args.device == "cpu" else 1
     print(f"{len(chosen)} cells, about {total_runs} runs left, about {total / share / 60:.0f} minutes")

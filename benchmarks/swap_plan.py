@@ -251,8 +251,9 @@ def table(rows: list[dict]) -> str:
             return "diverged"
         return f"{cell['ratio']:.3f}" + (f" ±{cell['noise']:.3f}" if cell["noise"] is not None else "")
 
+    width = max(18, *(len(row["task"]) + 2 for row in rows)) if rows else 18
     lines = [
-        f"{'task':18}{'optimizer':10}{'batch':>6}{'learned':>11}{'swapped':>15}{'own rate':>15}{'largest rate':>14}"
+        f"{'task':{width}}{'optimizer':10}{'batch':>6}{'learned':>11}{'swapped':>15}{'own rate':>15}{'largest rate':>14}"
     ]
     for row in rows:
         factor = row.get("largest", {}).get("factor")
@@ -260,7 +261,7 @@ def table(rows: list[dict]) -> str:
         own = ratio(row["own"]) if "own" in row else ""
         error = "diverged" if None in row["learned"] else f"{geometric_mean(row['learned']):.4g}"
         lines.append(
-            f"{row['task']:18}{row['optimizer']:10}{row['batch_size']:>6}{error:>11}"
+            f"{row['task']:{width}}{row['optimizer']:10}{row['batch_size']:>6}{error:>11}"
             f"{ratio(row['swapped']):>15}{own:>15}{largest:>14}"
         )
     return "\n".join(lines)

@@ -1022,6 +1022,28 @@ def swap(where: str = "readme") -> str:
     return _markdown(["", "batch size", "SGD", "AdamW", "Muon", "SOAP"], lines)
 
 
+def swap_others(group: str = "others") -> str:
+    """The swap test on tables that chose nothing about the default, `others` of numbers or `classes` (docs/swap.md). Bold:
+    above 1.03 by more than twice the standard error."""
+    import swap_tasks
+
+    body = json.loads((RESULTS / "swap_others-cpu.json").read_text())
+    columns = [(optimizer, size) for optimizer in ("sgd", "adamw", "muon") for size in (32, 256)]
+    cells: dict[str, dict[tuple[str, int], str]] = {}
+    for row in body["rows"]:
+        if row["task"] not in swap_tasks.GROUPS[group]:
+            continue
+        ratio, noise = row["swapped"]["ratio"], row["swapped"]["noise"]
+        ended = "learned diverged" if None in row["learned"] else "diverged"
+        shown = ended if ratio is None else f"{ratio:.2f} ± {noise * ratio:.2f}"
+        lost = ratio is not None and math.log(ratio / 1.03) > 2 * noise
+        name = row["task"].removeprefix("table ")
+        cells.setdefault(name, {})[row["optimizer"], row["batch_size"]] = f"**{shown}**" if lost else shown
+    names = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+    lines = [[name, *(ratios[column] for column in columns)] for name, ratios in cells.items()]
+    return _markdown(["table", *(f"{names[optimizer]}, {size}" for optimizer, size in columns)], lines)
+
+
 if __name__ == "__main__":
     for table in (
         qm9, fno, fno_end, fno_seeds,
@@ -1033,7 +1055,7 @@ if __name__ == "__main__":
         tabular_intervals, tabular_million,
         dfiv, dfiv_estimator, dfiv_settings, dfiv_defaults, dfiv_curves, dfiv_many, dfiv_shapes, iv_peers,
         dfpv, dfpv_low, iv_card, iv_coverage, policy_errors, policy_averages, policy_aims, policy_intervals,
-        fields, equations, equations_estimates, swap,
+        fields, equations, equations_estimates, swap, swap_others,
     ):  # fmt: skip
         try:
             print(f"{table.__doc__ or table.__name__}\n\n{table()}\n")
