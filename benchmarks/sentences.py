@@ -130,25 +130,24 @@ def _swap() -> dict[str, Any]:
 
 
 def _swap_others() -> dict[str, Any]:
-    """Ratios of the swap test on the other tables, by task, optimizer and batch size; for the `others` of numbers and the
-    `classes` their mean, how many `cells`, how many `lose` by more than 3 % and twice their noise, and the mean without mv,
-    whose errors differ by powers of ten."""
-    import swap_tasks
-
-    rows = _rows("swap_others-cpu")
+    """Ratios of the swap test on more tables, by task, optimizer and batch size. For those with `numbers` and those with
+    `classes` their mean, how many `cells`, how many `lose` or `gain` by more than 3 % and twice their pooled noise, and the
+    mean without mv, whose errors differ by powers of ten."""
+    body = json.loads((ROOT / "benchmarks" / "results" / "swap_others-cpu.json").read_text())
     groups: dict[str, Any] = {}
-    for group in ("others", "classes"):
-        own = [row for row in rows if row["task"] in swap_tasks.GROUPS[group]]
-        cells = [row["swapped"] for row in own if row["swapped"]["ratio"]]
+    for group, loss in (("numbers", "squared"), ("classes", "likelihood")):
+        own = [row for row in body["rows"] if body["losses"][row["task"]] == loss]
+        ratios = [
+            (row["swapped"]["ratio"], 2 * body["pooled_noise"][row["task"]]) for row in own if row["swapped"]["ratio"]
+        ]
         groups[group] = {
             "cells": len(own),
-            "diverged": len(own) - len(cells),
             "mean": _mean_ratio(own, "swapped"),
             "without_mv": _mean_ratio([row for row in own if row["task"] != "table mv"], "swapped"),
-            "lose": sum(math.log(cell["ratio"] / 1.03) > 2 * cell["noise"] for cell in cells),
-            "gain": sum(math.log(cell["ratio"] / 0.97) < -2 * cell["noise"] for cell in cells),
+            "lose": sum(math.log(ratio / 1.03) > noise for ratio, noise in ratios),
+            "gain": sum(math.log(ratio / 0.97) < -noise for ratio, noise in ratios),
         }
-    return groups | _cells(rows)
+    return groups | _cells(body["rows"])
 
 
 def _mean_ratio(rows: list[dict], kind: str) -> float:

@@ -229,7 +229,9 @@ def main(argv: list[str] | None = None) -> dict | None:
         "skipped": skipped,
         "unfinished": len(chosen) - len(rows) + len(stale),
         "earlier_rule": stale,
+        "losses": {task: swap_tasks.tasks(args.quick)[task].loss for task in args.tasks},
         "overall": swap_plan.overall([row for row in rows if swap_plan.named(row) not in stale]),
+        "pooled_noise": swap_plan.pooled_noise(rows),
         "rows": rows,
         "runs": [
             {name: value for name, value in row.items() if name != "curve"}

@@ -239,6 +239,15 @@ def overall(rows: list[dict]) -> dict:
     return total
 
 
+def pooled_noise(rows: list[dict]) -> dict[str, float]:
+    """The root mean square of the standard errors of a task's cells: two seeds alone say little about a cell's own."""
+    noise: dict[str, list[float]] = {}
+    for row in rows:
+        if row["swapped"]["noise"] is not None:
+            noise.setdefault(row["task"], []).append(row["swapped"]["noise"])
+    return {task: math.sqrt(statistics.fmean(one**2 for one in some)) for task, some in noise.items()}
+
+
 def named(row: dict) -> str:
     return f"{row['task']}, {row['optimizer']}, batch {row['batch_size']}"
 

@@ -1022,26 +1022,26 @@ def swap(where: str = "readme") -> str:
     return _markdown(["", "batch size", "SGD", "AdamW", "Muon", "SOAP"], lines)
 
 
-def swap_others(group: str = "others") -> str:
-    """The swap test on tables that chose nothing about the default, `others` of numbers or `classes` (docs/swap.md). Bold:
-    above 1.03 by more than twice the standard error."""
-    import swap_tasks
-
+def swap_others(loss: str = "squared") -> str:
+    """The swap test on more tables, with numbers or, by likelihood, with classes (docs/swap.md). The standard error is
+    pooled over the cells of a table; bold: above 1.03 by more than twice that."""
     body = json.loads((RESULTS / "swap_others-cpu.json").read_text())
     columns = [(optimizer, size) for optimizer in ("sgd", "adamw", "muon") for size in (32, 256)]
     cells: dict[str, dict[tuple[str, int], str]] = {}
     for row in body["rows"]:
-        if row["task"] not in swap_tasks.GROUPS[group]:
+        task, ratio = row["task"], row["swapped"]["ratio"]
+        if body["losses"][task] != loss:
             continue
-        ratio, noise = row["swapped"]["ratio"], row["swapped"]["noise"]
         ended = "learned diverged" if None in row["learned"] else "diverged"
-        shown = ended if ratio is None else f"{ratio:.2f} ± {noise * ratio:.2f}"
-        lost = ratio is not None and math.log(ratio / 1.03) > 2 * noise
-        name = row["task"].removeprefix("table ")
-        cells.setdefault(name, {})[row["optimizer"], row["batch_size"]] = f"**{shown}**" if lost else shown
+        lost = ratio is not None and math.log(ratio / 1.03) > 2 * body["pooled_noise"][task]
+        shown = ended if ratio is None else f"**{ratio:.2f}**" if lost else f"{ratio:.2f}"
+        cells.setdefault(task, {})[row["optimizer"], row["batch_size"]] = shown
     names = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
-    lines = [[name, *(ratios[column] for column in columns)] for name, ratios in cells.items()]
-    return _markdown(["table", *(f"{names[optimizer]}, {size}" for optimizer, size in columns)], lines)
+    lines = [
+        [task.removeprefix("table "), *(ratios[column] for column in columns), f"{body['pooled_noise'][task]:.2f}"]
+        for task, ratios in cells.items()
+    ]
+    return _markdown(["table", *(f"{names[optimizer]}, {size}" for optimizer, size in columns), "±"], lines)
 
 
 if __name__ == "__main__":

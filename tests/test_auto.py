@@ -273,6 +273,39 @@ def test_a_pickle_of_an_earlier_version_goes_on():
     assert int(old.step) == 1
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_memories_that_were_kept_in_the_other_form_start_afresh(pickled, monkeypatch):
+    """With 513 to 1,024 features the two memories of classes were inverses of covariances: other names, the same shapes."""
+    phi, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    before, fresh = (cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy()) for _ in range(2))
+    before.solve(phi, labels)
+    assert "memory_information" in before.state_dict()
+    monkeypatch.setattr(route, "INFORMATION", 3)
+    with pytest.warns(UserWarning, match="memory is that of another version of the rule, and starts afresh"):
+        if pickled:
+            after = copy.deepcopy(before)
+        else:
+            after = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
+            after.load_state_dict(before.state_dict())
+    assert torch.equal(matrix(after), matrix(before))
+    assert (int(after.step), "memory_covariance" in after.state_dict()) == (0, True)
+    fresh.rule = fresh.rule  # in the form of now
+    fresh.set_weights_(matrix(before))
+    for head in (after, fresh):
+        head.solve(phi, labels)
+    assert torch.equal(matrix(after), matrix(fresh))
+    after.append_outputs(2)
+    after.solve(phi, labels)
+    assert int(after.rejected) == 0
+
+
+def test_a_state_that_lacks_a_part_of_its_memory_is_refused():
+    state = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy()).state_dict()
+    del state["memory_history"]
+    with pytest.raises(RuntimeError, match="memory_history"):
+        cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy()).load_state_dict(state)
+
+
 @pytest.mark.parametrize("rules", [(cf.Kalman(), cf.Auto()), (cf.Auto(), cf.Kalman())])
 def test_the_memory_of_another_rule_is_refused(rules):
     one, other = (layer(rule=rule) for rule in rules)

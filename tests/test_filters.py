@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import closedform as cf
+from closedform.solver import filters, linalg, route
 from closedform.solver.batch import Batch
+from closedform.solver.systems import Rows
 
 from .helpers import head, matrix, problem, relative
 
@@ -12,7 +14,8 @@ from .helpers import head, matrix, problem, relative
 pytestmark = pytest.mark.filterwarnings("ignore:.*solves of this head were rejected:UserWarning")
 
 
-forms = pytest.mark.parametrize("form", ["information", "covariance"])
+FORMS = ["information", "covariance"]
+forms = pytest.mark.parametrize("form", FORMS)
 
 
 class Latent:
@@ -178,3 +181,47 @@ def test_a_first_solve_that_fails_leaves_no_memory(form):
     layer.solve(torch.tensor([[1e-5, 1e-30]]), torch.tensor([[1e35]]))
     assert (int(layer.step), int(layer.rejected)) == (0, 1)
     assert not any(tensor.any() for tensor in layer._memory().values())
+
+
+@pytest.mark.parametrize("n", [11, 30, 60])
+def test_in_a_long_stream_nothing_adds_up_where_data_say_little(n):
+    """On a CPU a covariance takes in more than a quarter as many rows as features by two inversions a step."""
+    problem = Latent(40, 2, 1.0)
+    layers = [cf.ClosedFormLinear(40, 1, rule=cf.Kalman(0.9, form=form), dtype=torch.float64) for form in FORMS]
+    for _ in range(1500):
+        _, phi, y = problem.batch(n)
+        for layer in layers:
+            layer.solve(phi, y)
+    _, phi, _ = problem.batch(50)
+    information, covariance = (layer.variance(phi) / layer._memory()["noise"] - 1 for layer in layers)
+    assert relative(covariance, information) < 2e-5
+    assert not any(int(layer.rejected) for layer in layers)
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_a_covariance_takes_in_rows_by_its_inverse_as_one_by_one(K, scale, monkeypatch):
+    """The two ways of an update from the same covariance, whichever is chosen."""
+    d, n, o = 12, 8, 2
+    g = torch.Generator().manual_seed(0)
+    X, E = (torch.randn(n, size, generator=g, dtype=torch.float64) for size in (d, o))
+    X[:, 3], X[:, 4] = X[:, 2], 0.0  # one feature twice, and one that is not there
+    P = torch.diag_embed(torch.rand(K, d, generator=g, dtype=torch.float64) + 0.5)
+    gamma, prior = torch.linspace(0.5, 0.99, K, dtype=torch.float64), torch.ones(K, d, dtype=torch.float64)
+    found = {}
+    for inverse in (False, True):
+        monkeypatch.setattr(route, "by_inverse", lambda X, inverse=inverse: inverse)
+        system = Rows(scale * X, E.expand(K, n, o))
+        after, solve = filters.absorb("covariance", P.clone(), system, prior, gamma, 0.0, torch.tensor(5))
+        found[inverse] = after, solve(system).update
+    for rows, inverse in zip(found[False], found[True]):
+        assert relative(inverse, rows) < (1e-6 if scale > 1 else 1e-10)
+    assert (torch.linalg.eigvalsh(found[True][0]) > 0).all()
+
+
+def test_an_inverse_is_raised_only_where_there_is_none():
+    well, ill = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
+    inverse, ok = linalg.inverse_(torch.stack([well, ill, -well]))
+    assert ok.tolist() == [True, True, False]
+    assert torch.equal(inverse[0], well)
+    assert torch.isfinite(inverse[1]).all()

@@ -91,14 +91,13 @@ class StoredLinear(nn.Linear):
         return self._acting
 
     def __setstate__(self, state: dict) -> None:
-        """A pickle of an earlier version goes on with the memories that it has."""
+        """A pickle of an earlier version goes on with the memories that it has, or afresh where the rule has others now."""
         super().__setstate__({"_acting": state["_rule"]} | state)
-        if "_acting" not in state:
-            shapes = {name: tensor.shape for name, tensor in self._memory().items()}
-            fresh = self._acting.memory(self.features, self.out_features, torch.device("meta"))
-            if shapes != {name: tensor.shape for name, tensor in fresh.items()}:
-                callers.warn(_AFRESH)
-                self._new_memory()
+        shapes = {name: tensor.shape for name, tensor in self._memory().items()}
+        fresh = self._acting.memory(self.features, self.out_features, torch.device("meta"))
+        if shapes != {name: tensor.shape for name, tensor in fresh.items()}:
+            callers.warn(_AFRESH)
+            self._new_memory()
 
     @property
     def features(self) -> int:
@@ -284,7 +283,8 @@ class StoredLinear(nn.Linear):
                     self._write_(W.to(self.weight.device))
 
     def _is_other_memory(self, state_dict: dict, prefix: str, shapes: dict[str, torch.Size]) -> bool:
-        """Whether a state has this very layer, with a memory of other tensors or shapes."""
+        """Whether a state has this very layer, with a memory that has other tensors too, or others of the same name. One that
+        merely lacks some is not whole."""
         same = all(
             name in state_dict and state_dict[name].shape == parameter.shape
             for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
@@ -294,7 +294,9 @@ class StoredLinear(nn.Linear):
         whole = same and prefix + "step" in state_dict and (self.bias is not None or prefix + "bias" not in state_dict)
         if not whole or not self._acting.owns(stored, set(self._names)):
             return False
-        return any(name not in state_dict or state_dict[name].shape != shape for name, shape in shapes.items())
+        return not stored <= set(self._names) or any(
+            name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items()
+        )
 
 
 def _longer(parameter: Tensor, rows: int) -> nn.Parameter:

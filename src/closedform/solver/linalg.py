@@ -217,11 +217,22 @@ def raised(K: Tensor) -> Callable[[Tensor], Shift]:
 
 
 def inverse_(K: Tensor) -> Shift:
-    """`K^-1`, K raised by the rounding error of its diagonal, and whether it is positive definite; K is overwritten."""
+    """`K^-1`, and whether K is positive definite; K, whose diagonal should be about 1, is overwritten.
+
+    It is raised by its rounding error only where it has no factor: a filter turns its matrix over twice a step, and what is
+    added each time would add up where data say little."""
     if route.may_branch(K):
-        L, ok = factor_shifted_(K, 0.0)
-        return torch.cholesky_inverse(L), ok
-    return shifted_(K, 0.0)(torch.eye(K.shape[-1], dtype=K.dtype, device=K.device).expand_as(K))
+        L, info = torch.linalg.cholesky_ex(K)
+        if (info != 0).any():
+            raised, still = torch.linalg.cholesky_ex(shift_(K, 0.0))
+            L, info = torch.where((info == 0)[..., None, None], L, raised), torch.where(info == 0, info, still)
+        return torch.cholesky_inverse(L), info == 0
+    K.diagonal(dim1=-2, dim2=-1).add_(torch.finfo(K.dtype).eps)
+    identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device).expand_as(K)
+    if route.eliminated(K):
+        return elimination.eliminate(K, identity) if K.ndim > 2 else _one_eliminated(K, identity)
+    L, info = torch.linalg.cholesky_ex(K)
+    return cholesky_solve(identity, L), info == 0
 
 
 def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
