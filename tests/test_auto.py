@@ -281,12 +281,9 @@ def test_memories_that_were_kept_in_the_other_form_start_afresh(pickled, monkeyp
     before.solve(phi, labels)
     assert "memory_information" in before.state_dict()
     monkeypatch.setattr(route, "INFORMATION", 3)
+    after = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
     with pytest.warns(UserWarning, match="memory is that of another version of the rule, and starts afresh"):
-        if pickled:
-            after = copy.deepcopy(before)
-        else:
-            after = cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy())
-            after.load_state_dict(before.state_dict())
+        after.__setstate__(copy.deepcopy(before.__dict__)) if pickled else after.load_state_dict(before.state_dict())
     assert torch.equal(matrix(after), matrix(before))
     assert (int(after.step), "memory_covariance" in after.state_dict()) == (0, True)
     fresh.rule = fresh.rule  # in the form of now

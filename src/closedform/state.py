@@ -283,8 +283,8 @@ class StoredLinear(nn.Linear):
                     self._write_(W.to(self.weight.device))
 
     def _is_other_memory(self, state_dict: dict, prefix: str, shapes: dict[str, torch.Size]) -> bool:
-        """Whether a state has this very layer, with a memory that has other tensors too, or others of the same name. One that
-        merely lacks some is not whole."""
+        """Whether a state has this very layer, with a memory that has other tensors too, or others of the same name. One
+        that merely lacks some is not whole."""
         same = all(
             name in state_dict and state_dict[name].shape == parameter.shape
             for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
