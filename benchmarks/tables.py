@@ -1024,7 +1024,7 @@ def swap(where: str = "readme") -> str:
 
 def swap_others(loss: str = "squared") -> str:
     """The swap test on more tables, with numbers or, by likelihood, with classes (docs/swap.md). The standard error is
-    pooled over the cells of a table; bold: above 1.03 by more than twice that."""
+    pooled over the cells of a table; bold: above 1.03 by more than twice that; -: the learned layer diverged."""
     body = json.loads((RESULTS / "swap_others-cpu.json").read_text())
     columns = [(optimizer, size) for optimizer in ("sgd", "adamw", "muon") for size in (32, 256)]
     cells: dict[str, dict[tuple[str, int], str]] = {}
@@ -1032,13 +1032,17 @@ def swap_others(loss: str = "squared") -> str:
         task, ratio = row["task"], row["swapped"]["ratio"]
         if body["losses"][task] != loss:
             continue
-        ended = "learned diverged" if None in row["learned"] else "diverged"
+        ended = "-" if None in row["learned"] else "diverged"
         lost = ratio is not None and math.log(ratio / 1.03) > 2 * body["pooled_noise"][task]
         shown = ended if ratio is None else f"**{ratio:.2f}**" if lost else f"{ratio:.2f}"
         cells.setdefault(task, {})[row["optimizer"], row["batch_size"]] = shown
     names = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
     lines = [
-        [task.removeprefix("table "), *(ratios[column] for column in columns), f"{body['pooled_noise'][task]:.2f}"]
+        [
+            task.removeprefix("table ").replace("GeographicalOriginalof", ""),
+            *(ratios[column] for column in columns),
+            f"{body['pooled_noise'][task]:.2f}",
+        ]
         for task, ratios in cells.items()
     ]
     return _markdown(["table", *(f"{names[optimizer]}, {size}" for optimizer, size in columns), "±"], lines)
