@@ -137,9 +137,8 @@ def _swap_others() -> dict[str, Any]:
     groups: dict[str, Any] = {}
     for group, loss in (("numbers", "squared"), ("classes", "likelihood")):
         own = [row for row in body["rows"] if body["losses"][row["task"]] == loss]
-        ratios = [
-            (row["swapped"]["ratio"], 2 * body["pooled_noise"][row["task"]]) for row in own if row["swapped"]["ratio"]
-        ]
+        known = [row for row in own if row["swapped"]["ratio"]]
+        ratios = [(row["swapped"]["ratio"], 2 * body["pooled_noise"].get(row["task"], math.nan)) for row in known]
         groups[group] = {
             "cells": len(own),
             "mean": _mean_ratio(own, "swapped"),

@@ -1033,7 +1033,7 @@ def swap_others(loss: str = "squared") -> str:
         if body["losses"][task] != loss:
             continue
         ended = "-" if None in row["learned"] else "diverged"
-        lost = ratio is not None and math.log(ratio / 1.03) > 2 * body["pooled_noise"][task]
+        lost = ratio is not None and math.log(ratio / 1.03) > 2 * body["pooled_noise"].get(task, math.nan)
         shown = ended if ratio is None else f"**{ratio:.2f}**" if lost else f"{ratio:.2f}"
         cells.setdefault(task, {})[row["optimizer"], row["batch_size"]] = shown
     names = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
@@ -1041,7 +1041,7 @@ def swap_others(loss: str = "squared") -> str:
         [
             task.removeprefix("table ").replace("GeographicalOriginalof", ""),
             *(ratios[column] for column in columns),
-            f"{body['pooled_noise'][task]:.2f}",
+            f"{body['pooled_noise'].get(task, math.nan):.2f}",
         ]
         for task, ratios in cells.items()
     ]

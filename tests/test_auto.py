@@ -303,6 +303,13 @@ def test_a_state_that_lacks_a_part_of_its_memory_is_refused():
         cf.ClosedFormLinear(4, 3, loss=cf.CrossEntropy()).load_state_dict(state)
 
 
+def test_a_state_from_before_the_forgetting_was_kept_starts_afresh():
+    state = cf.ClosedFormLinear(4, 3).state_dict()
+    del state["memory_forget"]
+    with pytest.warns(UserWarning, match="memory is that of another version of the rule, and starts afresh"):
+        cf.ClosedFormLinear(4, 3).load_state_dict(state)
+
+
 @pytest.mark.parametrize("rules", [(cf.Kalman(), cf.Auto()), (cf.Auto(), cf.Kalman())])
 def test_the_memory_of_another_rule_is_refused(rules):
     one, other = (layer(rule=rule) for rule in rules)

@@ -219,6 +219,18 @@ def test_a_covariance_takes_in_rows_by_its_inverse_as_one_by_one(K, scale, monke
     assert (torch.linalg.eigvalsh(found[True][0]) > 0).all()
 
 
+def test_an_inverse_without_a_look_is_that_with_one(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(3, 40, 20, generator=g, dtype=torch.float64)
+    K = X.mT @ X / 40
+    looked, _ = linalg.inverse_(K.clone())
+    monkeypatch.setattr(route, "may_branch", lambda tensor: False)
+    traced, ok = linalg.inverse_(K.clone())
+    assert ok.all()
+    assert relative(traced, looked) < 1e-12
+    assert not linalg.inverse_(-K)[1].any()
+
+
 def test_an_inverse_is_raised_only_where_there_is_none():
     well, ill = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
     inverse, ok = linalg.inverse_(torch.stack([well, ill, -well]))

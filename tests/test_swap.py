@@ -237,3 +237,11 @@ def test_other_tables_have_a_generated_twin(name, monkeypatch):
     assert data.train[1].dtype == (torch.int64 if classes else torch.float32)
     assert task.outputs(data) == (3 if classes else 1)
     assert len(data.train[0]) + len(data.validation[0]) + len(data.test[0]) == 2000
+
+
+def test_noise_is_pooled_over_the_cells_of_a_task():
+    rows = [
+        {"task": task, "swapped": {"noise": noise}}
+        for task, noise in (("one", 0.03), ("one", 0.04), ("one", None), ("two", None))
+    ]
+    assert swap_plan.pooled_noise(rows) == {"one": pytest.approx((0.03**2 + 0.04**2) ** 0.5 / 2**0.5)}

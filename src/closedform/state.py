@@ -283,8 +283,7 @@ class StoredLinear(nn.Linear):
                     self._write_(W.to(self.weight.device))
 
     def _is_other_memory(self, state_dict: dict, prefix: str, shapes: dict[str, torch.Size]) -> bool:
-        """Whether a state has this very layer, with a memory that has other tensors too, or others of the same name. One
-        that merely lacks some is not whole."""
+        """Whether a state has this very layer, with a memory of this rule that has other tensors or shapes."""
         same = all(
             name in state_dict and state_dict[name].shape == parameter.shape
             for name, parameter in ((prefix + "weight", self.weight), (prefix + "bias", self.bias))
@@ -294,9 +293,7 @@ class StoredLinear(nn.Linear):
         whole = same and prefix + "step" in state_dict and (self.bias is not None or prefix + "bias" not in state_dict)
         if not whole or not self._acting.owns(stored, set(self._names)):
             return False
-        return not stored <= set(self._names) or any(
-            name in state_dict and state_dict[name].shape != shape for name, shape in shapes.items()
-        )
+        return any(name not in state_dict or state_dict[name].shape != shape for name, shape in shapes.items())
 
 
 def _longer(parameter: Tensor, rows: int) -> nn.Parameter:

@@ -44,6 +44,7 @@ SHARPNESS = 64.0
 # of the memories where targets are numbers, and where they are yes and no
 FORGET, HOLD = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99), (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
 FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
+_ALWAYS = {"layers", "layer", "errors", "weights", "shares", "history"}  # what a memory of any version has
 # Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
 # grows to the 20 batches with the steps so far, of which it is a tenth. Memories of 100 batches or more have at least 100
@@ -113,7 +114,7 @@ class Auto(Rule):
         return replace(self, forget=FORGET_CLASSES, hold=HOLD_CLASSES)
 
     def owns(self, stored: set[str], names: set[str]) -> bool:
-        return "layers" in stored  # the others depend on how many memories there are, and of how many features
+        return _ALWAYS <= stored  # the others depend on the version, and on how many memories and features there are
 
     def filtered(self, features: int) -> bool:
         """Whether the memories are filters, with a matrix each."""

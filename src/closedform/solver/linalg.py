@@ -219,8 +219,8 @@ def raised(K: Tensor) -> Callable[[Tensor], Shift]:
 def inverse_(K: Tensor) -> Shift:
     """`K^-1`, and whether K is positive definite; K, whose diagonal should be about 1, is overwritten.
 
-    It is raised by its rounding error only where it has no factor: a filter turns its matrix over twice a step, and what is
-    added each time would add up where data say little."""
+    Where a look is free it is raised by its rounding error only if it has no factor, elsewhere by a single rounding: a
+    filter turns its matrix over twice a step, and what is added each time would add up where data say little."""
     if route.may_branch(K):
         L, info = torch.linalg.cholesky_ex(K)
         if (info != 0).any():
