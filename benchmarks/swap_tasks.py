@@ -74,7 +74,8 @@ RATES = {"sgd": 0.1, "adamw": 3e-3, "muon": 3e-3, "soap": 3e-3}
 # ---- Tables --------------------------------------------------------------------------------------
 
 TABLES = ("kin8nm", "naval", "wine", "house_8L", "fried")
-# the other tables of a thousand rows or more, which chose nothing about the default: with numbers, and with classes
+# the other tables of a thousand rows or more: with numbers, which chose nothing about the default, and with classes, of
+# which a middle rate's validation errors chose its two memories (`shortest_memory.py`)
 OTHER_NUMBERS = (
     "2dplanes", "mv", "house_16H", "cpu_act", "puma8NH", "wind", "BNG_echoMonths", "fri_c0_1000_10", "fri_c1_1000_50",
     "fri_c4_1000_100", "GeographicalOriginalofMusic", "concrete", "power", "protein",

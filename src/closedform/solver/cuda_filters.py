@@ -18,7 +18,7 @@ between them, in the same float64 and with the same guard: nothing is written be
     products, settle   P_k <- P_k - K_k Y_k, by Joseph's form, symmetric
     product            dW_k
 
-    look               at the loss along dW_k, four times     how far each filter goes (`Auto` under cross-entropy)
+    look               at the loss along dW_k, four times     `line_kernels`: how far each filter goes (cross-entropy)
     finish, choose, mix, commit
 """
 
@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import auto, covariance_kernels, elimination, filters, linalg, lines, route
+from . import auto, covariance_kernels, elimination, filters, line_kernels, linalg, lines, route
 from . import filter_kernels as kernels
 from .guard import Layer
 from .losses import CrossEntropy, Loss
@@ -172,7 +172,7 @@ def _solve_(
     if looks:
         Z, dZ = torch.mm(X, L.T), torch.matmul(X[:, :D], dW[:, :D])  # the residuals took the place of the first
         for seen in range(looks):
-            kernels.look[(parts, K)](
+            line_kernels.look[(parts, K)](
                 y, Z, dZ, slopes, pieces["numbers"], constants, n, o, columns, parts, K,
                 LOOKS=seen, ROWS=per_part, OUTPUTS=outputs, PARTS=_power(parts),
             )  # fmt: skip

@@ -198,11 +198,15 @@ def factor_shifted_(K: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
 
 def shifted_(K: Tensor, lam: float | Tensor) -> Callable[[Tensor], Shift]:
     """The function from B to `(K + lam I)^-1 B`; K is overwritten."""
+    return _divided(shift_(K, lam))
+
+
+def _divided(K: Tensor) -> Callable[[Tensor], Shift]:
+    """The function from B to `K^-1 B`."""
     if route.eliminated(K):
-        system = shift_(K, lam)
-        return lambda B: elimination.eliminate(system, B) if system.ndim > 2 else _one_eliminated(system, B)
-    L, ok = factor_shifted_(K, lam)
-    return lambda B: (cholesky_solve(B, L), ok)
+        return lambda B: elimination.eliminate(K, B) if K.ndim > 2 else _one_eliminated(K, B)
+    L, info = torch.linalg.cholesky_ex(K)
+    return lambda B: (cholesky_solve(B, L), info == 0)
 
 
 def raised(K: Tensor) -> Callable[[Tensor], Shift]:
@@ -228,11 +232,7 @@ def inverse_(K: Tensor) -> Shift:
             L, info = torch.where((info == 0)[..., None, None], L, raised), torch.where(info == 0, info, still)
         return torch.cholesky_inverse(L), info == 0
     K.diagonal(dim1=-2, dim2=-1).add_(torch.finfo(K.dtype).eps)
-    identity = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device).expand_as(K)
-    if route.eliminated(K):
-        return elimination.eliminate(K, identity) if K.ndim > 2 else _one_eliminated(K, identity)
-    L, info = torch.linalg.cholesky_ex(K)
-    return cholesky_solve(identity, L), info == 0
+    return _divided(K)(torch.eye(K.shape[-1], dtype=K.dtype, device=K.device).expand_as(K))
 
 
 def _one_eliminated(K: Tensor, B: Tensor) -> Shift:
