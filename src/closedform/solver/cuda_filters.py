@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import auto, covariance_kernels, elimination, filters, line_kernels, linalg, lines, route
+from . import auto, covariance_kernels, elimination, filters, linalg, line_kernels, lines, route
 from . import filter_kernels as kernels
 from .guard import Layer
 from .losses import CrossEntropy, Loss
