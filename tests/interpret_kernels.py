@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import closedform as cf
-from closedform.solver import cuda, elimination, guard, reference, route
+from closedform.solver import auto, cuda, elimination, guard, reference, route
 from closedform.solver.batch import Batch
 from closedform.solver.guard import Layer
 from closedform.stack import optimizers
@@ -318,8 +318,17 @@ def test_filters_go_as_far_among_many_classes(loss, n, d, o, form, monkeypatch):
     same_state(plain, fast)
 
 
-def test_filters_follow_a_layer_that_was_set():
-    same_state(*filtered("auto", "squared", 7, 3, True, 9, changed=True))
+@pytest.mark.parametrize("n", [4, 70, 1000])
+def test_memories_of_labels_grow_with_the_steps(n, monkeypatch):
+    monkeypatch.setattr(auto, "BOUNDED_STEPS", (0.3, 0.04))  # 25 batches a step
+    plain, fast = filtered("auto", "cross-entropy", 7, 3, True, n)
+    assert float(fast.memory_.forget[0]) == pytest.approx(1 - 1 / 75)
+    same_state(plain, fast)
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_filters_follow_a_layer_that_was_set(loss):
+    same_state(*filtered("auto", loss, 7, 3, True, 9, changed=True))
 
 
 @pytest.mark.parametrize("rule", ["auto", "kalman", *list(COVARIANCES)[:2]])

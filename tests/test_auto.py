@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import closedform as cf
 from closedform.solver import auto, filters, route
-from closedform.solver.auto import BOUNDED_BATCHES, BOUNDED_ROWS, BOUNDED_STEPS, SCARCE, SHARPNESS
+from closedform.solver.auto import BOUNDED_BATCHES, BOUNDED_ROWS, BOUNDED_STEPS, DECAY, SCARCE, SHARPNESS
 
 from .helpers import matrix, problem, relative
 
@@ -70,6 +70,72 @@ def test_it_is_the_formula(n, many, monkeypatch):
     assert relative(head.memory_.weight, weights) < 1e-6
     for own, slow in zip(head._memory()["layers"], layers):  # those without weight in the layer too
         assert relative(own, slow) < 1e-8
+
+
+def slowly_of_labels(batches, classes):
+    """The same under cross-entropy among few classes, whose steps are those of the bound."""
+    size = D + 1
+    W, A, gammas = [torch.zeros(classes, size, dtype=torch.float64)] * 2, [None] * 2, (0.5, 0.99)
+    s = torch.zeros(2, dtype=torch.float64)
+    for t, (phi, y) in enumerate(batches):
+        X = torch.cat([phi, torch.ones(len(phi), 1, dtype=phi.dtype)], 1)
+        G = X.T @ X / 4  # half the curvature of softmax
+        units = torch.cat([G.diagonal()[:D].mean().expand(D), G.diagonal()[D:]])
+        before, gammas = gammas, []
+        few, many = (rows * size / len(phi) for rows in BOUNDED_ROWS)
+        longest = max(100, many)
+        short = min(max(t / BOUNDED_STEPS[0], many), 20) if many < 20 else min(max(few, 20), 100)
+        short = max(short, min(t / BOUNDED_STEPS[1], longest))
+        W, A = list(W), list(A)
+        for k, batches_long in enumerate((max(short, 2), max(longest, short))):
+            gamma = 1 - 1 / batches_long
+            gammas.append(gamma)
+            W[k] = W[k] * (1 - DECAY * (1 - before[k]))
+            Z = X @ W[k].T
+            s[k] = 0.0 if t == 0 else 0.99 * s[k] + F.cross_entropy(Z, y)
+            if t == 0:
+                prior = 10 * units
+                A[k] = torch.diag(prior) + G
+            else:
+                at = (t * size + torch.arange(size)) % size
+                leak = torch.maximum(filters.LEAK * (1 - gamma) * prior, filters.TOLD_APART * G.diagonal())[at]
+                A[k] = gamma * A[k] + G
+                A[k][at, at] += leak
+            W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ (F.one_hot(y, classes) - Z.softmax(1)) / 2).T
+        w = (s / s.min()) ** -SHARPNESS if t else torch.ones(2, dtype=torch.float64)
+        w = w / w.sum()
+    return sum(share * one for share, one in zip(w, W)), torch.tensor(gammas, dtype=W[0].dtype), torch.stack(W)
+
+
+@pytest.mark.parametrize("n", [3, 7, 40, 200])
+def test_of_labels_it_is_the_formula(n):
+    batches = [(phi, y.argmax(1)) for phi, y in stream(500, n, change=0.02, noise=1.0)]
+    head = layer(loss=cf.CrossEntropy())
+    for phi, y in batches:
+        head.solve(phi, y)
+    expected, forget, layers = slowly_of_labels(batches, OUTPUTS)
+    assert torch.allclose(head.memory_.forget, forget, rtol=1e-9)
+    assert relative(head._memory()["layers"], layers) < 1e-8
+    assert relative(matrix(head), expected) < 1e-6
+
+
+def test_labels_learned_by_heart_do_not_let_the_layer_grow_without_end(monkeypatch):
+    """Rows that a layer separates have no finite minimum of cross-entropy."""
+    phi = torch.randn(40, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def grown():
+        """By how much the layer grows in the second half of many steps."""
+        head = layer(loss=cf.CrossEntropy())
+        sizes = []
+        for _ in range(2):
+            for _ in range(4000):
+                head.solve(phi, (phi[:, 0] > 0).long())
+            sizes.append(float(head.weight.norm()))
+        return sizes[1] / sizes[0]
+
+    assert grown() < 1.01
+    monkeypatch.setattr(auto, "DECAY", 0.0)
+    assert grown() > 1.05
 
 
 @pytest.mark.parametrize("filtered", [True, False])
@@ -384,15 +450,20 @@ def test_memories_of_few_batches_are_for_the_squared_loss():
         return float(gamma[hold == 0].min())
 
     assert shortest(None) == 0.5
-    assert (BOUNDED_ROWS, BOUNDED_BATCHES, BOUNDED_STEPS) == ((10, 100), (20, 100), 10)
-    for step in (0, 10_000):  # 100 batches; 10 rows a feature; 20 batches
+    assert (BOUNDED_ROWS, BOUNDED_BATCHES, BOUNDED_STEPS) == ((10, 100), (20, 100), (10, 40))
+    for step in (0, 800):  # 100 batches; 10 rows a feature; 20 batches
         assert shortest(2, step) == shortest(5, step) == pytest.approx(0.99)
         assert shortest(10, step) == pytest.approx(0.98)
         assert shortest(25, step) == shortest(250, step) == pytest.approx(0.95)
+    # a fortieth of the steps, up to 100 rows a feature and 100 batches
+    assert shortest(10, 2400) == shortest(25, 2400) == pytest.approx(1 - 1 / 60)
+    assert shortest(10, 10**6) == pytest.approx(1 - 1 / 500)
+    assert shortest(25, 10**6) == pytest.approx(1 - 1 / 200)
+    assert shortest(100, 10**6) == shortest(500, 10**6) == pytest.approx(0.99)
     # 100 rows a feature, a tenth of the steps, 20 batches
     assert shortest(500) == shortest(500, 100) == pytest.approx(0.9)
     assert shortest(500, 150) == pytest.approx(1 - 1 / 15)
-    assert shortest(500, 200) == shortest(500, 10_000) == pytest.approx(0.95)
+    assert shortest(500, 200) == shortest(500, 800) == pytest.approx(0.95)
     assert shortest(10_000) == shortest(10_000, 20) == 0.5
 
 

@@ -151,7 +151,7 @@ def test_a_seed_of_every_setting_comes_before_the_next_seed(tmp_path):
 @pytest.fixture
 def another_default(monkeypatch):
     """A function that changes the default's constants, as another version of the library would."""
-    return lambda: monkeypatch.setattr(auto, "BOUNDED_STEPS", auto.BOUNDED_STEPS + 1)
+    return lambda: monkeypatch.setattr(auto, "DECAY", auto.DECAY + 0.01)
 
 
 def with_every_run(records, cell, seeds):

@@ -17,10 +17,17 @@ The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each
 them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
 one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
 `BOUNDED_BATCHES`, and one of a hundred batches and a hundred rows a feature. Each alone is worse: with the short one alone
-the backbone diverges at large rates, and steadied by none that is long it does so in small batches. Among many classes they
-go further than the bound of cross-entropy says, see `solver.lines`. With more features than the matrices have room for
-(1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to the features, which
-share one Gram product and know no handicap.
+the backbone diverges at large rates, and steadied by none that is long it does so in small batches. The short one grows with
+the steps so far, of which it is a fortieth, until it is as long as the other: features move ever more slowly, and rows that
+come again flatter a short memory ever more. Before every batch their layers are drawn to zero, by a hundredth of the share
+that the batch has in the memory,
+
+    W_k <- (1 - DECAY (1 - gamma_k)) W_k
+
+which is to solved logits what weight decay is to learned ones: rows that are learned by heart would make them grow without
+end. Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features
+than the matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size,
+relative to the features, which share one Gram product and know no handicap.
 """
 
 from __future__ import annotations
@@ -47,11 +54,12 @@ FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
 _ALWAYS = {"layers", "layer", "errors", "weights", "shares", "history"}  # what a memory of any version has
 # Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
 # feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
-# grows to the 20 batches with the steps so far, of which it is a tenth. Memories of 100 batches or more have at least 100
-# rows a feature.
+# grows to the 20 batches with the steps so far, of which it is a tenth. From there on every memory is at least a fortieth
+# of the steps so far, up to the length of the longest. Memories of 100 batches or more have at least 100 rows a feature.
 BOUNDED_BATCHES = 20, 100
 BOUNDED_ROWS = 10, 100
-BOUNDED_STEPS = 10
+BOUNDED_STEPS = 10, 40
+DECAY = 0.01  # of a layer, while its memory is renewed once
 ROUNDING = 1e-9
 SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
@@ -163,6 +171,8 @@ class Auto(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
+        if not batch.numbers and self.filtered(W.shape[-1]):
+            layers = layers * (1 - DECAY * (1 - memory["forget"]))[:, None, None]
         stated = system = batch.systems(W, layers)
         filtered, form = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows), self._form(W.shape[-1])
         if filtered and form == "information":
@@ -227,15 +237,16 @@ class Auto(Rule):
         """gamma and hold of every filter. Where targets are yes and no (in a batch of so many `rows` that count),
         memories of few rows that nothing holds are of no use: rows that come again in the next epoch flatter them. Nor,
         once the training is under way, those of few batches: they follow the moving features so closely that they predict
-        the next batch well, and the backbone learns less from them. The long memories steady the others, which those of few
-        rows do not."""
+        the next batch well, and the backbone learns less from them. So a memory grows with the steps. The long memories
+        steady the others, which those of few rows do not."""
         gamma, hold = constant(self.forget, like), constant(self.hold, like)
         if rows is None:
             return gamma, hold
         a_row = like.shape[-1] / (rows if isinstance(rows, Tensor) else like.new_full((), rows))
         (usual, most), (few, many) = BOUNDED_BATCHES, (count * a_row for count in BOUNDED_ROWS)
-        grown = torch.maximum(step.to(like.dtype) / BOUNDED_STEPS, many).clamp(max=usual)
-        shortest = torch.where(many < usual, grown, few.clamp(usual, most))
+        early, late = (step.to(like.dtype) / steps for steps in BOUNDED_STEPS)
+        shortest = torch.where(many < usual, torch.maximum(early, many).clamp(max=usual), few.clamp(usual, most))
+        shortest = torch.maximum(shortest, torch.minimum(late, many.clamp(min=most)))
         long = (1 - gamma) * most < 1 + ROUNDING
         longer = torch.maximum(gamma, 1 - 1 / torch.where(long, torch.maximum(shortest, many), shortest))
         return torch.where(hold > 0, gamma, longer), hold

@@ -54,8 +54,8 @@ def _constants(side: Filters, size: int, curvature: float | None, slack: float) 
     squared = curvature is None
     rounding = linalg.rounding(size, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
-    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, auto.BOUNDED_STEPS)
-    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING)
+    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, *auto.BOUNDED_STEPS)
+    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
@@ -136,8 +136,9 @@ def _solve_(
     )  # fmt: skip
     if several:
         kernels.stand[(columns,)](
-            layers, pieces["change"], pieces["peaks"], step, L, o, D, wide, BLOCK=block, OUTPUTS=outputs
-        )
+            layers, pieces["change"], pieces["peaks"], step, memory["forget"], constants, L, o, D, wide,
+            LABELS=labels, BLOCK=block, OUTPUTS=outputs,
+        )  # fmt: skip
     E = torch.mm(X, L.T)
     if labels:
         kernels.label_residuals[(parts, K)](

@@ -69,8 +69,12 @@ if triton is not None:
                 tl.store(L + at * wide + c, value, mask=c < wide)
 
     @triton.jit
-    def stand(layers, change, peaks, step, L, o, D, wide, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr):
-        """A row of the layer of a filter. One that was changed from outside by more than rounding moves them all."""
+    def stand(
+        layers, change, peaks, step, forget, constants, L, o, D, wide,
+        LABELS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
+    ):  # fmt: skip
+        """A row of the layer of a filter. One that was changed from outside by more than rounding moves them all. Under
+        cross-entropy they decay."""
         row = tl.program_id(0)  # k o + q
         q = tl.arange(0, OUTPUTS)
         changed = tl.max(tl.load(peaks + q, mask=q < o, other=0.0), axis=0)
@@ -79,7 +83,10 @@ if triton is not None:
         c = tl.arange(0, BLOCK)
         value = tl.load(layers + row.to(tl.int64) * D + c, mask=c < D, other=0.0)
         moved = tl.load(change + (row % o) * wide + c, mask=c < wide, other=0.0)
-        tl.store(L + row.to(tl.int64) * wide + c, tl.where(follow, value + moved, value), mask=c < wide)
+        value = tl.where(follow, value + moved, value)
+        if LABELS:
+            value *= 1.0 - tl.load(constants + 19) * (1.0 - tl.load(forget + row // o))
+        tl.store(L + row.to(tl.int64) * wide + c, value, mask=c < wide)
 
     @triton.jit
     def residuals(y, Z, ee, n, o, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
@@ -139,7 +146,7 @@ if triton is not None:
         lam = tl.load(constants + 2)
         now = tl.where(before <= 0.0, tl.where(lam > 0.0, lam, tl.load(constants + 3) * units), before)
         gamma = tl.load(forget + k)
-        held = tl.load(constants + 18 + k)
+        held = tl.load(constants + 20 + k)
         count = n.to(tl.float64)
         if LABELS:
             counts = tl.zeros((ROWS,), tl.float64)
@@ -151,10 +158,12 @@ if triton is not None:
             usual = tl.load(constants + 9)
             a_row = D.to(tl.float64) / tl.maximum(count, 1e-9)
             many = tl.load(constants + 12) * a_row
-            least = tl.minimum(tl.load(constants + 10), tl.maximum(usual, tl.load(constants + 11) * a_row))
-            grown = tl.minimum(tl.maximum(t.to(tl.float64) / tl.load(constants + 13), many), usual)
-            shortest = 1.0 - 1.0 / tl.where(many < usual, grown, least)
-            long = (1.0 - gamma) * tl.load(constants + 10) < tl.load(constants + 17)
+            most = tl.load(constants + 10)
+            least = tl.minimum(most, tl.maximum(usual, tl.load(constants + 11) * a_row))
+            early = tl.minimum(tl.maximum(t.to(tl.float64) / tl.load(constants + 13), many), usual)
+            late = tl.minimum(t.to(tl.float64) / tl.load(constants + 14), tl.maximum(many, most))
+            shortest = 1.0 - 1.0 / tl.maximum(tl.where(many < usual, early, least), late)
+            long = (1.0 - gamma) * most < tl.load(constants + 18)
             shortest = tl.where(long, tl.maximum(shortest, 1.0 - 1.0 / many), shortest)
             gamma = tl.where(held > 0.0, gamma, tl.maximum(gamma, shortest))
         turn = (c - (t * LEAKING) % D + D) % D < LEAKING
@@ -169,9 +178,9 @@ if triton is not None:
             tl.store(unsound + filters + 1, 0)
             tl.store(numbers + 1, t.to(tl.float64))
             tl.store(numbers, count)
-            none, whole = tl.load(constants + 15), tl.load(constants + 16)  # see `lines.slack`
+            none, whole = tl.load(constants + 16), tl.load(constants + 17)  # see `lines.slack`
             trusted = tl.minimum(tl.maximum((count / D.to(tl.float64) - none) / (whole - none), 0.0), 1.0)
-            tl.store(numbers + 3, tl.exp(tl.log(tl.load(constants + 14)) * trusted))
+            tl.store(numbers + 3, tl.exp(tl.log(tl.load(constants + 15)) * trusted))
 
     @triton.jit
     def _matrix_row(A, G, added, k, i, gamma, scale, D, wide, c):
@@ -274,7 +283,7 @@ if triton is not None:
                 error = error / o.to(tl.float64)
                 scarcity = tl.minimum(1.0, tl.load(constants + 9) * D.to(tl.float64) / n.to(tl.float64))
                 handicap = tl.load(constants + 8) * scarcity * scarcity
-                handicap = handicap * tl.load(constants + 18 + filters + k, mask=inside, other=0.0)
+                handicap = handicap * tl.load(constants + 20 + filters + k, mask=inside, other=0.0)
             error = error / tl.load(numbers)
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)
