@@ -15,19 +15,25 @@ rows a feature, as one of fields has, little is left of it; for a stream whose r
 
 The memories are Kalman filters with forgetting gamma_k, one `D x D` matrix each: seven where targets are numbers, a few of
 them also held by a share of the features' own scale, `hold_k (1 - gamma_k)` a step, which makes a short memory a cautious
-one. Where targets are yes and no (cross-entropy, `Logistic`) two do as well: the shortest that is allowed, see
-`BOUNDED_BATCHES`, and one of a hundred batches and a hundred rows a feature. Each alone is worse: with the short one alone
-the backbone diverges at large rates, and steadied by none that is long it does so in small batches. The short one grows with
-the steps so far, of which it is a fortieth, until it is as long as the other: features move ever more slowly, and rows that
-come again flatter a short memory ever more. Before every batch their layers are drawn to zero, by a hundredth of the share
-that the batch has in the memory,
+one.
 
-    W_k <- (1 - DECAY (1 - gamma_k)) W_k
+Where targets are yes and no (cross-entropy, `Logistic`) two do as well: a short one, see `BOUNDED_BATCHES`, and one of a
+hundred batches and a hundred rows a feature. Each alone is worse: with the short one alone the backbone diverges at large
+rates, and steadied by none that is long it does so in small batches. What rows that come again flatter has other remedies
+here, whole from a handicap of 1 on. The short memory grows with the steps so far, of which it is a fortieth, until it is as
+long as the other: features move ever more slowly, and by then nothing has to be steadied any more. And before every batch
+but the first the layers, without the bias, are drawn to zero by a hundredth of the share that a batch has in the memory,
 
-which is to solved logits what weight decay is to learned ones: rows that are learned by heart would make them grow without
-end. Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features
-than the matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size,
-relative to the features, which share one Gram product and know no handicap.
+    W_k <- (1 - DECAY (1 - gamma_k)) W_k                    gamma_k as of the last batch
+
+Where steps are those of the loss's bound, that adds `c DECAY / 2` times the mean square of the outputs to the mean loss, c
+being its curvature: a quarter of a hundredth for cross-entropy. So labels that a layer separates do not let it grow without
+end, and it is never quite sure: between two classes its probabilities stay below 0.99. The bias is left alone, so that rare
+classes stay as rare as they are.
+
+Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features than the
+matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to
+the features, which share one Gram product, know no handicap, do not grow and do not decay.
 """
 
 from __future__ import annotations
@@ -52,14 +58,14 @@ SHARPNESS = 64.0
 FORGET, HOLD = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.9, 0.99), (0.0, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0)
 FORGET_CLASSES, HOLD_CLASSES = (0.5, 0.99), (0.0, 0.0)
 _ALWAYS = {"layers", "layer", "errors", "weights", "shares", "history"}  # what a memory of any version has
-# Where targets are yes and no, the shortest memory, unless it is held: 20 batches, or as many as have 10 rows a
-# feature, but no more than 100. Where a batch has many rows a feature it begins with those that have 100 of them, and
-# grows to the 20 batches with the steps so far, of which it is a tenth. From there on every memory is at least a fortieth
-# of the steps so far, up to the length of the longest. Memories of 100 batches or more have at least 100 rows a feature.
+# Where targets are yes and no, the shortest memory, unless it is held. At first it is 20 batches, or as many as have 10 rows
+# a feature, but no more than 100; where a batch has many rows a feature it begins with those that have 100 of them, and
+# grows to the 20 batches with the steps so far, of which it is a tenth. From there on it is at least a fortieth of the steps
+# so far, up to 100 batches or those that have 100 rows a feature. Memories of 100 batches or more have at least as many.
 BOUNDED_BATCHES = 20, 100
 BOUNDED_ROWS = 10, 100
 BOUNDED_STEPS = 10, 40
-DECAY = 0.01  # of a layer, while its memory is renewed once
+DECAY = 0.01
 ROUNDING = 1e-9
 SCARCE = 2.0  # rows a feature in a batch, below which short memories have their whole handicap
 KEPT = 256  # steps of which the weights are remembered
@@ -85,11 +91,13 @@ class Auto(Rule):
     """Several memories, chosen online by how well they predict each batch before they see it. Nothing needs tuning.
 
     forget, hold: of the memories, see `closedform.solver.auto`. Left as they are, they become two memories under
-        cross-entropy and `Logistic`, which need no more.
+        cross-entropy and `Logistic`, which need no more. There those that are not held are at least as long as the shortest
+        that is allowed.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more features than filters have room for.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
-    handicap: of short memories where targets are numbers, see `closedform.solver.auto`; 0 for a stream whose rows never
-        come again.
+    handicap: of what rows that come again flatter, see `closedform.solver.auto`: where targets are numbers of short
+        memories; where they are yes and no it makes memories grow and layers decay. 0 for a stream whose rows never come
+        again.
     """
 
     forget: tuple[float, ...] = FORGET
@@ -172,7 +180,7 @@ class Auto(Rule):
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
         if not batch.numbers and self.filtered(W.shape[-1]):
-            layers = layers * (1 - DECAY * (1 - memory["forget"]))[:, None, None]
+            layers = self._decayed(layers, batch.bias, memory, step)
         stated = system = batch.systems(W, layers)
         filtered, form = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows), self._form(W.shape[-1])
         if filtered and form == "information":
@@ -216,7 +224,7 @@ class Auto(Rule):
         moved = layers + solution.update
         total = moved.sum((-2, -1))
         sound = solution.ok & (total - total == 0)
-        # a memory that fails keeps its layer, and is out until its error is finite again
+        # a memory that fails keeps its layer as it stood before the batch, and is out until its error is finite again
         moved = torch.where(sound[:, None, None], moved, layers)
         errors = torch.where(step == 0, torch.zeros_like(error), self.discount * memory["errors"] + error)
         weights = self._weights(handicap * errors, sound)
@@ -245,11 +253,18 @@ class Auto(Rule):
         a_row = like.shape[-1] / (rows if isinstance(rows, Tensor) else like.new_full((), rows))
         (usual, most), (few, many) = BOUNDED_BATCHES, (count * a_row for count in BOUNDED_ROWS)
         early, late = (step.to(like.dtype) / steps for steps in BOUNDED_STEPS)
+        late = late * min(self.handicap, 1.0)
         shortest = torch.where(many < usual, torch.maximum(early, many).clamp(max=usual), few.clamp(usual, most))
         shortest = torch.maximum(shortest, torch.minimum(late, many.clamp(min=most)))
         long = (1 - gamma) * most < 1 + ROUNDING
         longer = torch.maximum(gamma, 1 - 1 / torch.where(long, torch.maximum(shortest, many), shortest))
         return torch.where(hold > 0, gamma, longer), hold
+
+    def _decayed(self, layers: Tensor, bias: bool, memory: Memory, step: Tensor) -> Tensor:
+        """The layers drawn to zero, but for the bias, by as much as their last batch counted. At first there was none."""
+        share = DECAY * min(self.handicap, 1.0) * (1 - memory["forget"]) * (step > 0)
+        features = layers.shape[-1] - int(bias)
+        return torch.cat([layers[..., :features] * (1 - share)[:, None, None], layers[..., features:]], -1)
 
     def _by_class(self, system: System) -> Solved:
         """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one.

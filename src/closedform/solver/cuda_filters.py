@@ -54,8 +54,10 @@ def _constants(side: Filters, size: int, curvature: float | None, slack: float) 
     squared = curvature is None
     rounding = linalg.rounding(size, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
-    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, *auto.BOUNDED_STEPS)
-    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY)
+    early, late = auto.BOUNDED_STEPS
+    again = min(side.handicap, 1.0)
+    bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, early, late / again if again else math.inf)
+    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
@@ -136,7 +138,7 @@ def _solve_(
     )  # fmt: skip
     if several:
         kernels.stand[(columns,)](
-            layers, pieces["change"], pieces["peaks"], step, memory["forget"], constants, L, o, D, wide,
+            layers, pieces["change"], pieces["peaks"], step, memory["forget"], constants, L, o, d, D, wide,
             LABELS=labels, BLOCK=block, OUTPUTS=outputs,
         )  # fmt: skip
     E = torch.mm(X, L.T)

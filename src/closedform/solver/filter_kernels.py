@@ -70,11 +70,11 @@ if triton is not None:
 
     @triton.jit
     def stand(
-        layers, change, peaks, step, forget, constants, L, o, D, wide,
+        layers, change, peaks, step, forget, constants, L, o, d, D, wide,
         LABELS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
     ):  # fmt: skip
         """A row of the layer of a filter. One that was changed from outside by more than rounding moves them all. Under
-        cross-entropy they decay."""
+        cross-entropy they decay, see `Auto._decayed`."""
         row = tl.program_id(0)  # k o + q
         q = tl.arange(0, OUTPUTS)
         changed = tl.max(tl.load(peaks + q, mask=q < o, other=0.0), axis=0)
@@ -85,7 +85,8 @@ if triton is not None:
         moved = tl.load(change + (row % o) * wide + c, mask=c < wide, other=0.0)
         value = tl.where(follow, value + moved, value)
         if LABELS:
-            value *= 1.0 - tl.load(constants + 19) * (1.0 - tl.load(forget + row // o))
+            decays = (c < d) & (tl.load(step) > 0)
+            value *= 1.0 - tl.where(decays, tl.load(constants + 19) * (1.0 - tl.load(forget + row // o)), 0.0)
         tl.store(L + row.to(tl.int64) * wide + c, value, mask=c < wide)
 
     @triton.jit

@@ -53,7 +53,7 @@ class Loss(ABC):
     curvature: c, at least the largest eigenvalue of the second derivative of `value` (of one sample) in its outputs.
     inner_steps: how often the bound is taken anew in one solve.
     numbers: False for a loss that asks which of some classes it is (cross-entropy, `Logistic`): the default rule then has
-        other memories, see `closedform.solver.auto`. A loss of your own for classes should say so.
+        other memories and ways, see `closedform.solver.auto`. A loss of your own for classes should say so.
     """
 
     curvature: float = 2.0

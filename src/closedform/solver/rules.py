@@ -31,6 +31,11 @@ class Source(Protocol):
     """A batch or accumulated statistics: whatever can state its system against a layer."""
 
     @property
+    def bias(self) -> bool:
+        """Whether the last feature is the bias's."""
+        ...
+
+    @property
     def inner_steps(self) -> int: ...
 
     @property

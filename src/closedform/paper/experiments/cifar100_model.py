@@ -70,9 +70,8 @@ def rule_name(rule: Rule, loss: Loss) -> str:
     """What a rule does under a loss, so that runs by another default can be told apart."""
     name = repr(rule.under(loss))
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
-        name += (
-            f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS} both, {auto.BOUNDED_STEPS}, decay {auto.DECAY}"
-        )
+        name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS} both, {auto.BOUNDED_STEPS}"
+        name += f", decay {auto.DECAY} without the bias"
         if isinstance(loss, CrossEntropy):
             name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes from {lines.TRUSTED} rows a feature"
     return name
