@@ -26,10 +26,10 @@ but the first the layers, without the bias, are drawn to zero by a hundredth of 
 
     W_k <- (1 - DECAY (1 - gamma_k)) W_k                    gamma_k as of the last batch
 
-Where steps are those of the loss's bound, that adds `c DECAY / 2` times the mean square of the outputs to the mean loss, c
-being its curvature: a quarter of a hundredth for cross-entropy. So labels that a layer separates do not let it grow without
-end, and it is never quite sure: between two classes its probabilities stay below 0.99. The bias is left alone, so that rare
-classes stay as rare as they are.
+Where steps are those of the loss's bound, that adds `c DECAY / 2` times the mean squared length of the outputs to the mean
+loss, c being its curvature: a quarter of a hundredth for cross-entropy. So labels that a layer separates do not let it grow
+without end, and it is never quite sure: between two classes features alone raise no probability beyond 0.99. The bias is left
+alone, so that rare classes stay as rare as they are.
 
 Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features than the
 matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to
