@@ -239,7 +239,8 @@ def test_every_filter_of_the_default_takes_its_own_length(monkeypatch):
         phi = torch.randn(30, 6, generator=g, dtype=torch.float64)
         head.solve(phi, torch.randint(0, 30, (30,), generator=g))
     other = copy.deepcopy(head)
-    before = cf.Auto()._decayed(head._memory()["layers"], True, head._memory(), head.step)
+    before = head._memory()["layers"].clone()
+    cf.Auto()._decay_(before, True, head._memory(), head.step)
     phi, y = torch.randn(30, 6, generator=g, dtype=torch.float64), torch.randint(0, 30, (30,), generator=g)
     head.solve(phi, y)
     with monkeypatch.context() as patch:

@@ -28,8 +28,8 @@ but the first the layers, without the bias, are drawn to zero by a hundredth of 
 
 Where steps are those of the loss's bound, that adds `c DECAY / 2` times the mean squared length of the outputs to the mean
 loss, c being its curvature: a quarter of a hundredth for cross-entropy. So labels that a layer separates do not let it grow
-without end, and it is never quite sure: between two classes features alone raise no probability beyond 0.99. The bias is left
-alone, so that rare classes stay as rare as they are.
+without end, and it is never quite sure: between two classes features alone raise no probability beyond 0.99. The bias is
+left alone, so that rare classes stay as rare as they are.
 
 Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features than the
 matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to
@@ -180,7 +180,7 @@ class Auto(Rule):
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
         if not batch.numbers and self.filtered(W.shape[-1]):
-            layers = self._decayed(layers, batch.bias, memory, step)
+            self._decay_(layers, batch.bias, memory, step)
         stated = system = batch.systems(W, layers)
         filtered, form = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows), self._form(W.shape[-1])
         if filtered and form == "information":
@@ -260,11 +260,10 @@ class Auto(Rule):
         longer = torch.maximum(gamma, 1 - 1 / torch.where(long, torch.maximum(shortest, many), shortest))
         return torch.where(hold > 0, gamma, longer), hold
 
-    def _decayed(self, layers: Tensor, bias: bool, memory: Memory, step: Tensor) -> Tensor:
-        """The layers drawn to zero, but for the bias, by as much as their last batch counted. At first there was none."""
+    def _decay_(self, layers: Tensor, bias: bool, memory: Memory, step: Tensor) -> None:
+        """Draw the layers to zero, but for the bias, by as much as their last batch counted. At first there was none."""
         share = DECAY * min(self.handicap, 1.0) * (1 - memory["forget"]) * (step > 0)
-        features = layers.shape[-1] - int(bias)
-        return torch.cat([layers[..., :features] * (1 - share)[:, None, None], layers[..., features:]], -1)
+        layers[..., : layers.shape[-1] - int(bias)].mul_((1 - share)[:, None, None])
 
     def _by_class(self, system: System) -> Solved:
         """`GeneralizedSquared` has a system a class, which no matrix of a filter can hold: proximal steps, one by one.

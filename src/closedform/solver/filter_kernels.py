@@ -74,7 +74,7 @@ if triton is not None:
         LABELS: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
     ):  # fmt: skip
         """A row of the layer of a filter. One that was changed from outside by more than rounding moves them all. Under
-        cross-entropy they decay, see `Auto._decayed`."""
+        cross-entropy they decay, see `Auto._decay_`."""
         row = tl.program_id(0)  # k o + q
         q = tl.arange(0, OUTPUTS)
         changed = tl.max(tl.load(peaks + q, mask=q < o, other=0.0), axis=0)
