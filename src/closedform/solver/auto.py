@@ -19,10 +19,11 @@ one.
 
 Where targets are yes and no (cross-entropy, `Logistic`) two do as well: a short one, see `BOUNDED_BATCHES`, and one of a
 hundred batches and a hundred rows a feature. Each alone is worse: with the short one alone the backbone diverges at large
-rates, and steadied by none that is long it does so in small batches. What rows that come again flatter has other remedies
-here, whole from a handicap of 1 on. The short memory grows with the steps so far, of which it is a fortieth, until it is as
-long as the other: features move ever more slowly, and by then nothing has to be steadied any more. And before every batch
-but the first the layers, without the bias, are drawn to zero by a hundredth of the share that a batch has in the memory,
+rates, and steadied by none that is long it does so in small batches. Rows that come again make a short memory and a large
+layer look too good here as well, but the remedies are others, at full strength from a handicap of 1 on. The short memory
+grows with the steps so far, of which it is a fortieth, until it is as long as the other: features move ever more slowly,
+and by then nothing has to be steadied any more. And before every batch but the first the layers, without the bias, are
+drawn to zero by a hundredth of the share that a batch has in the memory,
 
     W_k <- (1 - DECAY (1 - gamma_k)) W_k                    gamma_k as of the last batch
 
@@ -95,9 +96,9 @@ class Auto(Rule):
         that is allowed.
     ratios: of lambda to the mean diagonal of the Gram matrix, for layers with more features than filters have room for.
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
-    handicap: of what rows that come again flatter, see `closedform.solver.auto`: where targets are numbers of short
-        memories; where they are yes and no it makes memories grow and layers decay. 0 for a stream whose rows never come
-        again.
+    handicap: how strongly the rule allows for rows that come again, which make short memories look too good, see
+        `closedform.solver.auto`. Where targets are numbers, short memories have a handicap; where they are yes and no,
+        memories grow and layers decay. 0 for a stream whose rows never come again.
     """
 
     forget: tuple[float, ...] = FORGET
@@ -253,7 +254,7 @@ class Auto(Rule):
         a_row = like.shape[-1] / (rows if isinstance(rows, Tensor) else like.new_full((), rows))
         (usual, most), (few, many) = BOUNDED_BATCHES, (count * a_row for count in BOUNDED_ROWS)
         early, late = (step.to(like.dtype) / steps for steps in BOUNDED_STEPS)
-        late = late * min(self.handicap, 1.0)
+        late = late * strength(self.handicap)
         shortest = torch.where(many < usual, torch.maximum(early, many).clamp(max=usual), few.clamp(usual, most))
         shortest = torch.maximum(shortest, torch.minimum(late, many.clamp(min=most)))
         long = (1 - gamma) * most < 1 + ROUNDING
@@ -262,7 +263,7 @@ class Auto(Rule):
 
     def _decay_(self, layers: Tensor, bias: bool, memory: Memory, step: Tensor) -> None:
         """Draw the layers to zero, but for the bias, by as much as their last batch counted. At first there was none."""
-        share = DECAY * min(self.handicap, 1.0) * (1 - memory["forget"]) * (step > 0)
+        share = DECAY * strength(self.handicap) * (1 - memory["forget"]) * (step > 0)
         layers[..., : layers.shape[-1] - int(bias)].mul_((1 - share)[:, None, None])
 
     def _by_class(self, system: System) -> Solved:
@@ -324,6 +325,11 @@ class Auto(Rule):
             some = which == k
             drawn[some] = layers[k] + noise[k] * filters.draws(form, memory[form][k], Z[some])
         return drawn
+
+
+def strength(handicap: float) -> float:
+    """Of growth and decay where targets are yes and no."""
+    return min(handicap, 1.0)
 
 
 def _scarcity(n: int | float | Tensor, features: int) -> float | Tensor:

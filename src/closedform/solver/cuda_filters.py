@@ -55,7 +55,7 @@ def _constants(side: Filters, size: int, curvature: float | None, slack: float) 
     rounding = linalg.rounding(size, torch.float64)
     usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
     early, late = auto.BOUNDED_STEPS
-    again = min(side.handicap, 1.0)
+    again = auto.strength(side.handicap)
     bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, early, late / again if again else math.inf)
     bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
