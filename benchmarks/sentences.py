@@ -151,8 +151,8 @@ def _swap_others() -> dict[str, Any]:
 
 
 def _mean_ratio(rows: list[dict], kind: str) -> float:
-    """Geometric, over the cells in which nothing diverged."""
-    return statistics.geometric_mean([row[kind]["ratio"] for row in rows if row[kind]["ratio"]])
+    """Geometric, over the cells that have one and in which nothing diverged."""
+    return statistics.geometric_mean([row[kind]["ratio"] for row in rows if kind in row and row[kind]["ratio"]])
 
 
 def _cells(rows: list[dict]) -> dict[str, Any]:
