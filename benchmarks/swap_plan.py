@@ -71,7 +71,7 @@ def run_of(row: dict) -> Run:
 
 
 def _default_rules(tasks: dict[str, swap_tasks.Task]) -> dict[str, str]:
-    return {name: rule_of(solved_head(task, 2)) for name, task in tasks.items()}
+    return {name: rule_of(solved_head(task, task.classes())) for name, task in tasks.items()}
 
 
 def geometric_mean(values: Iterable[float]) -> float:

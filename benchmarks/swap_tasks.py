@@ -67,8 +67,16 @@ class Task:
     bf16: bool = False  # on a GPU
     seconds: dict[str, float] = field(default_factory=dict)  # a step, for the estimate of `--plan`
 
+    def classes(self) -> int:
+        """About how many classes there are: the default layer has its own way with few. Only tables have few, and they are
+        quickly loaded."""
+        return self.outputs(self.load(0)) if self.name.startswith("table ") else MANY
+
 
 RATES = {"sgd": 0.1, "adamw": 3e-3, "muon": 3e-3, "soap": 3e-3}
+
+
+MANY = 100  # classes
 
 
 # ---- Tables --------------------------------------------------------------------------------------

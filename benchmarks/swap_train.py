@@ -71,7 +71,7 @@ def solved_head(task: swap_tasks.Task, outputs: int, rule: cf.Rule | None = None
 
 def rule_of(head: nn.Module) -> str:
     """What the solved layer does."""
-    return rule_name(head.rule, head.loss) if isinstance(head, cf.ClosedFormLinear) else repr(head)
+    return rule_name(head.rule, head.loss, head.out_features) if isinstance(head, cf.ClosedFormLinear) else repr(head)
 
 
 def objective(task: swap_tasks.Task, z: Tensor, y: Tensor) -> Tensor:

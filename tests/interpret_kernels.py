@@ -201,6 +201,7 @@ def test_a_backward_through_the_old_layer_is_noticed(kernels):
 FILTERS = {
     "auto": cf.Auto(),
     "auto, no handicap": cf.Auto((0.5, 0.99), (0.0, 10.0), (1.0, 10.0), handicap=0.0),
+    "auto, half": cf.Auto((0.5, 0.99), (0.0, 10.0), (1.0, 10.0), discount=0.5, handicap=0.5),
     "kalman": cf.Kalman(0.9, form="information"),
     "kalman, number": cf.Kalman(0.99, lam=2.0, form="information"),
     "kalman, schedule": cf.Kalman(lambda step: 1 - 0.1 / (1 + step), form="information"),

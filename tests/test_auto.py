@@ -1,6 +1,7 @@
 """The default rule: its memories against a slow reference, what it chooses, and that nothing of it is lost."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -72,14 +73,16 @@ def test_it_is_the_formula(n, many, monkeypatch):
         assert relative(own, slow) < 1e-8
 
 
-def slowly_of_labels(batches, W, rule):
-    """The same under cross-entropy among few classes, whose steps are those of the bound, from the layer `W`."""
-    size, again = D + 1, min(rule.handicap, 1.0)
+def slowly_of_labels(batches, W, rule, drawn):
+    """The same under cross-entropy among few classes, whose steps are those of the bound, from the layer `W`; drawn to zero
+    by the evidence, or not."""
+    size, again, guess = D + 1, min(rule.handicap, 1.0), math.log(len(W))
     W, A, gammas, s, prior = [W] * 2, [None] * 2, None, torch.zeros(2, dtype=W.dtype), None
     for t, (phi, y) in enumerate(batches):
         X = torch.cat([phi, torch.ones(len(phi), 1, dtype=phi.dtype)], 1)
         G = X.T @ X / 4  # half the curvature of softmax
-        prior = 10 * torch.cat([G.diagonal()[:D].mean().expand(D), G.diagonal()[D:]]) if t == 0 else prior
+        units = G.diagonal()[:D].mean()
+        prior = 10 * torch.cat([units.expand(D), G.diagonal()[D:]]) if t == 0 else prior
         few, many = (rows * size / len(phi) for rows in BOUNDED_ROWS)
         longest = max(100, many)
         short = min(max(t / auto.BOUNDED_STEPS[0], many), 20) if many < 20 else min(max(few, 20), 100)
@@ -87,31 +90,43 @@ def slowly_of_labels(batches, W, rule):
         before, gammas = gammas, [1 - 1 / max(short, 2), 1 - 1 / longest]
         W, A = list(W), list(A)
         for k, gamma in enumerate(gammas):
+            mean = s[k] * (1 - rule.discount) / (1 - rule.discount ** (t - 1)) if t > 1 else guess
             if t > 0:
                 W[k] = torch.cat([W[k][:, :D] * (1 - again * DECAY * (1 - before[k])), W[k][:, D:]], 1)
             Z = X @ W[k].T
             s[k] = 0.0 if t == 0 else rule.discount * s[k] + F.cross_entropy(Z, y)
             A[k] = torch.diag(prior) + G if t == 0 else gamma * A[k] + G
+            C = X.T @ (F.one_hot(y, len(Z.T)) - Z.softmax(1)) / 2
             if t > 0:  # the leak, of all features where they are few
                 leak = torch.maximum(filters.LEAK * (1 - gamma) * prior, filters.TOLD_APART * G.diagonal())
                 A[k] = A[k] + torch.diag(leak)
-            W[k] = W[k] + (torch.linalg.inv(A[k]) @ X.T @ (F.one_hot(y, len(Z.T)) - Z.softmax(1)) / 2).T
+            if t > 0 and drawn:
+                weights = torch.cat([W[k][:, :D], torch.zeros(len(W[k]), 1)], 1)
+                share = min(float(mean) / guess, 1.0)
+                h = min(share**2 * D * len(weights) / (2 * float(weights.square().sum())), 10 * float(units))
+                zero = again * (1 - gamma) * h
+                A[k] = A[k] + zero * torch.diag(torch.cat([torch.ones(D), torch.zeros(1)]).double())
+                C = C - zero * weights.T
+            W[k] = W[k] + (torch.linalg.inv(A[k]) @ C).T
         w = (s / s.min()) ** -SHARPNESS if t else torch.ones(2, dtype=s.dtype)
         w = w / w.sum()
     return sum(share * one for share, one in zip(w, W)), torch.tensor(gammas, dtype=s.dtype), torch.stack(W)
 
 
+@pytest.mark.parametrize("form", ["information", "covariance"])
 @pytest.mark.parametrize("handicap", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("n", [3, 7, 40, 200])
-def test_of_labels_it_is_the_formula(n, handicap, monkeypatch):
+def test_of_labels_it_is_the_formula(n, handicap, form, monkeypatch):
+    """A covariance cannot be drawn to zero in all features at once."""
     monkeypatch.setattr(auto, "BOUNDED_STEPS", (3, 2))  # so that memories grow within the test
+    monkeypatch.setattr(route, "INFORMATION", {"information": 512, "covariance": 0}[form])
     batches = [(phi, y.argmax(1)) for phi, y in stream(250, n, change=0.02, noise=1.0)]
     head = layer(rule=cf.Auto(handicap=handicap), loss=cf.CrossEntropy())
     start = torch.randn(OUTPUTS, D + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     head.set_weights_(start)
     for phi, y in batches:
         head.solve(phi, y)
-    expected, forget, layers = slowly_of_labels(batches, start, head.rule)
+    expected, forget, layers = slowly_of_labels(batches, start, head.rule, drawn=form == "information")
     assert torch.allclose(head.memory_.forget, forget, rtol=1e-9)
     assert relative(head._memory()["layers"], layers) < 1e-8
     assert relative(matrix(head), expected) < 1e-6

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from . import class_systems, filters, guard, lambdas, linalg, route
+from . import class_systems, evidence, filters, guard, lambdas, linalg, route
 from .linalg import Solved
 from .rules import Filters, Memory, Rule, Source, Step, majorise
 from .systems import ClassRows, System
@@ -180,10 +180,12 @@ class Auto(Rule):
 
     def update(self, W: Tensor, batch: Source, memory: Memory, step: Tensor) -> Step:
         layers = self._layers(W, memory, step)
-        if not batch.numbers and self.filtered(W.shape[-1]):
+        filtered, form = self.filtered(W.shape[-1]), self._form(W.shape[-1])
+        drawn = batch.guess > 0 and filtered and form == "information"
+        if not batch.numbers and filtered:
             self._decay_(layers, batch.bias, memory, step)
         stated = system = batch.systems(W, layers)
-        filtered, form = self.filtered(W.shape[-1]) and not isinstance(system, ClassRows), self._form(W.shape[-1])
+        filtered = filtered and not isinstance(system, ClassRows)
         if filtered and form == "information":
             system = system.moments()
         error = batch.errors(layers, system if batch.squared else stated)
@@ -200,6 +202,12 @@ class Auto(Rule):
             first = memory["prior"] <= 0  # nothing has been taken in yet
             prior = torch.where(first, lambdas.AUTO_RATIO * units, memory["prior"])
             held = (hold * (1 - gamma)).unsqueeze(-1) * units if any(self.hold) else None
+            if drawn:
+                share = evidence.share(memory["errors"], self.discount, step, batch.guess)
+                weak = (1 - gamma) * strength(self.handicap) * (step > 0)
+                zero = weak.unsqueeze(-1) * evidence.precision(layers, batch.bias, share, units)
+                system = evidence.measured(system, layers, zero)
+                held = zero if held is None else held + zero
             matrix, solve = filters.absorb(
                 form,
                 memory[form],

@@ -151,6 +151,12 @@ class Batch:
         """Whether a step may be longer than that at all, by what is known without a look at the numbers."""
         return lines.slack(self.loss, self.y.shape[-1], self.total, self.features) > 1  # pyright: ignore[reportReturnType]
 
+    @property
+    def guess(self) -> float:
+        """The mean loss of a layer of zeros, where the evidence says how strongly weights are drawn to zero; else 0."""
+        few = self.inner_steps == 1 and lines.whole_slack(self.loss, self.y.shape[-1]) == 1
+        return self.loss.guess(self.y.shape[-1]) if few and not self.numbers else 0.0
+
     def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
         """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its
         right-hand side."""

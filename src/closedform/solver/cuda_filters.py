@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import auto, covariance_kernels, elimination, filters, linalg, line_kernels, lines, route
+from . import auto, covariance_kernels, elimination, evidence, filters, linalg, line_kernels, lines, route
 from . import filter_kernels as kernels
 from .guard import Layer
 from .losses import CrossEntropy, Loss
@@ -47,7 +47,7 @@ _SQUARES = 64, 32  # rows and features of a tile of what is squared
 _SETTLED = 32  # of a side of a tile of the covariance
 
 
-def _constants(side: Filters, size: int, curvature: float | None, slack: float) -> tuple[float, ...]:
+def _constants(side: Filters, size: int, curvature: float | None, slack: float, guess: float) -> tuple[float, ...]:
     """The numbers of a rule in the order in which the kernels read them; `size` is that of the system that is solved. The
     squared loss and cross-entropy share a place: below how many rows a feature the handicap is whole, and the usual least
     memory in batches."""
@@ -57,7 +57,7 @@ def _constants(side: Filters, size: int, curvature: float | None, slack: float) 
     early, late = auto.BOUNDED_STEPS
     again = auto.strength(side.handicap)
     bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, early, late / again if again else math.inf)
-    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again)
+    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again, guess, evidence.LARGEST, again)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
     scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
@@ -92,7 +92,8 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str
     rule's memory with it."""
     with elimination.on(phi.device):
         curvature = loss.curvature if isinstance(loss, CrossEntropy) else None
-        _solve_(layer, phi, y.contiguous(), curvature, lines.whole_slack(loss, y.shape[1]), memory, side)
+        slack, guess = lines.whole_slack(loss, y.shape[1]), loss.guess(y.shape[1])
+        _solve_(layer, phi, y.contiguous(), curvature, slack, guess, memory, side)
     for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 
@@ -103,6 +104,7 @@ def _solve_(
     y: Tensor,
     curvature: float | None,
     slack: float,
+    guess: float,
     memory: Mapping[str, Tensor],
     side: Filters,
 ) -> None:
@@ -110,9 +112,10 @@ def _solve_(
     (n, d), o, K = phi.shape, y.shape[1], len(side.hold)
     D, several, labels, biased = d + int(bias is not None), side.weighed, curvature is not None, bias is not None
     covariance = side.form == "covariance"
+    drawn = labels and several and not covariance and slack == 1 and guess > 0
     matrix, prior = memory[side.form].view(K, D, D), memory["prior"]
     size = min(n, D) + min(filters.LEAKING, D) if covariance else D
-    constants = auto.constant(_constants(side, size, curvature, slack), prior)
+    constants = auto.constant(_constants(side, size, curvature, slack, guess), prior)
     forget = side.forget if isinstance(side.forget, Tensor) else auto.constant(side.forget, prior)
     wide, columns = -(-D // 8) * 8, K * o
     block, outputs, slots = _power(max(wide, elimination.padded(D))), _power(o), _power(K)
@@ -161,7 +164,8 @@ def _solve_(
     kernels.prepare[(K,)](
         diagonal, prior, forget, step, pieces["seen"], constants, pieces["added"], pieces["table"],
         pieces["numbers"], unsound, pieces["prior"], n, d, D, apart, K,
-        LABELS=labels, BOUNDED=labels and several, LEAKING=min(filters.LEAKING, D), BLOCK=block, ROWS=1024,
+        L, C, pieces["ee"], memory.get("errors", none), o, columns,
+        LABELS=labels, BOUNDED=labels and several, DRAWN=drawn, LEAKING=min(filters.LEAKING, D), BLOCK=block, ROWS=1024,
     )  # fmt: skip
     batch = _Batch(X, E, C, matrix, pieces, constants, unsound, o)
     if covariance:

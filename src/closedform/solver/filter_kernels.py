@@ -131,10 +131,13 @@ if triton is not None:
     @triton.jit(do_not_specialize=["n", "d", "D"])
     def prepare(
         G, prior, forget, step, seen, constants, added, table, numbers, unsound, new_prior, n, d, D, wide, filters,
-        LABELS: tl.constexpr, BOUNDED: tl.constexpr, LEAKING: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+        L, C, ee, errors, o, columns,
+        LABELS: tl.constexpr, BOUNDED: tl.constexpr, DRAWN: tl.constexpr, LEAKING: tl.constexpr, BLOCK: tl.constexpr,
+        ROWS: tl.constexpr,
     ):  # fmt: skip
         """What is added to the diagonal of a filter's matrix (the prior at first, then the leak and what it is held by), and
-        the numbers that all kernels after this one share."""
+        the numbers that all kernels after this one share. A layer that is drawn to zero has that in `C` and `ee` from here
+        on, see `evidence.measured`."""
         k = tl.program_id(0)
         c = tl.arange(0, BLOCK)
         inside = c < D
@@ -147,7 +150,7 @@ if triton is not None:
         lam = tl.load(constants + 2)
         now = tl.where(before <= 0.0, tl.where(lam > 0.0, lam, tl.load(constants + 3) * units), before)
         gamma = tl.load(forget + k)
-        held = tl.load(constants + 20 + k)
+        held = tl.load(constants + 23 + k)
         count = n.to(tl.float64)
         if LABELS:
             counts = tl.zeros((ROWS,), tl.float64)
@@ -170,7 +173,29 @@ if triton is not None:
         turn = (c - (t * LEAKING) % D + D) % D < LEAKING
         kept = tl.maximum(now * (tl.load(constants + 4) * (1.0 - gamma)), tl.load(constants + 5) * diagonal)
         kept = tl.where(turn & (t > 0), kept * (D.to(tl.float64) / LEAKING), 0.0)
-        tl.store(added + k * D + c, tl.where(before <= 0.0, now, kept + held * (1.0 - gamma) * units), mask=inside)
+        hold = held * (1.0 - gamma) * units
+        if DRAWN:
+            norm = tl.zeros((), tl.float64)
+            for q in range(o):
+                own = tl.load(L + (k * o + q).to(tl.int64) * wide + c, mask=c < d, other=0.0)
+                norm += tl.sum(own * own, axis=0)
+            past = tl.maximum(t.to(tl.float64) - 1.0, 1.0)
+            discount = tl.load(constants + 7)
+            left = tl.where(discount > 0.0, tl.exp(tl.log(tl.maximum(discount, 1e-300)) * past), 0.0)
+            share = tl.load(errors + k) * (1.0 - discount) / (1.0 - left) / tl.load(constants + 20)
+            share = tl.where(_is_finite(share) & (t > 1), tl.minimum(share, 1.0), 1.0)
+            size = tl.load(constants + 21) * mean
+            wanted = d.to(tl.float64) * o.to(tl.float64) / 2.0 * share * share
+            zero = tl.where(norm * size > wanted, wanted / tl.where(norm > 0.0, norm, 1.0), size)
+            zero = tl.where(t > 0, zero * (1.0 - gamma) * tl.load(constants + 22), 0.0)
+            hold += tl.where(c < d, zero, 0.0)
+            for q in range(o):
+                column = k * o + q
+                own = tl.load(L + column.to(tl.int64) * wide + c, mask=c < d, other=0.0)
+                at = C + c.to(tl.int64) * columns + column
+                tl.store(at, tl.load(at, mask=c < d, other=0.0) - zero * own, mask=c < d)
+                tl.store(ee + column, tl.load(ee + column) + zero * tl.sum(own * own, axis=0))
+        tl.store(added + k * D + c, tl.where(before <= 0.0, now, kept + hold), mask=inside)
         tl.store(table + 4 * k, gamma)
         tl.store(unsound + k, 0)
         if k == 0:
@@ -284,7 +309,7 @@ if triton is not None:
                 error = error / o.to(tl.float64)
                 scarcity = tl.minimum(1.0, tl.load(constants + 9) * D.to(tl.float64) / n.to(tl.float64))
                 handicap = tl.load(constants + 8) * scarcity * scarcity
-                handicap = handicap * tl.load(constants + 20 + filters + k, mask=inside, other=0.0)
+                handicap = handicap * tl.load(constants + 23 + filters + k, mask=inside, other=0.0)
             error = error / tl.load(numbers)
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)

@@ -84,6 +84,10 @@ class Loss(ABC):
         is taken. See `closedform.solver.lines`."""
         return 1.0
 
+    def guess(self, outputs: int) -> float:
+        """The mean loss of a layer of zeros, where that is known beforehand; else 0. See `closedform.solver.evidence`."""
+        return 0.0
+
     def mass(self, y: Tensor) -> Tensor | None:
         """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight. The
         `gradient` has it in itself."""
@@ -326,6 +330,9 @@ class CrossEntropy(_Classes):
     def slack(self, outputs: int) -> float:
         return max(1.0, outputs / CLASSES_A_STEP)
 
+    def guess(self, outputs: int) -> float:
+        return math.log(outputs)
+
     def mass(self, y: Tensor) -> Tensor | None:
         if self.weight is not None:
             return y.sum(-1)
@@ -391,6 +398,9 @@ class Logistic(Loss):
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(*_float(z, y), reduction="none")
+
+    def guess(self, outputs: int) -> float:
+        return math.log(2)
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.sigmoid(z) - y

@@ -52,6 +52,11 @@ class Source(Protocol):
         ...
 
     @property
+    def guess(self) -> float:
+        """The mean loss of a layer of zeros, where the evidence says how strongly weights are drawn to zero; else 0."""
+        ...
+
+    @property
     def counted(self) -> int | Tensor:
         """How many rows count, on all ranks; asked for where targets are no numbers."""
         ...

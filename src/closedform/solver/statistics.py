@@ -124,6 +124,7 @@ class Statistics:
     squared = True
     numbers = True
     stretches = False
+    guess = 0.0
 
     @property
     def counted(self) -> int:

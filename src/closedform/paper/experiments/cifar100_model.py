@@ -20,6 +20,7 @@ from .batches import DeviceBatches, DeviceImages
 from .classifier import Classifier
 
 K, M = 5.0, 2.0  # of the generalised squared loss
+MANY = 100  # classes
 
 
 def small() -> nn.Sequential:
@@ -66,20 +67,21 @@ def rule_of(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> Rule:
     return Proximal(relative(follow_lr(optimizer, config["ratio"])))
 
 
-def rule_name(rule: Rule, loss: Loss) -> str:
+def rule_name(rule: Rule, loss: Loss, outputs: int) -> str:
     """What a rule does under a loss, so that runs by another default can be told apart."""
     name = repr(rule.under(loss))
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
         name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS} both, {auto.BOUNDED_STEPS}"
         name += f", decay {auto.DECAY} without the bias"
+        name += ", drawn to zero by the evidence" if lines.whole_slack(loss, outputs) == 1 else ""
         if isinstance(loss, CrossEntropy):
             name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes from {lines.TRUSTED} rows a feature"
     return name
 
 
 def default_name(method: str) -> str | None:
-    """The name of the default rule of now, for a method that takes the default; None for the others."""
-    return rule_name(auto.Auto(), loss_of(method)) if method.startswith("auto") else None
+    """The name of the default rule of now among many classes, for a method that takes the default; None for the others."""
+    return rule_name(auto.Auto(), loss_of(method), MANY) if method.startswith("auto") else None
 
 
 def simplex(classes: int, features: int, seed: int) -> Tensor:
