@@ -133,12 +133,13 @@ def _swap() -> dict[str, Any]:
 def _swap_others() -> dict[str, Any]:
     """Ratios of the swap test on more tables, by task, optimizer and batch size. For those with `numbers` and those with
     `classes` their mean, how many `cells`, how many `lose` or `gain` by more than 3 % and twice their pooled noise, and the
-    mean without mv, whose errors differ by powers of ten."""
+    mean without mv, whose errors differ by powers of ten; of those with `few` classes the mean, with nursery and without."""
     body = json.loads((ROOT / "benchmarks" / "results" / "swap_others-cpu.json").read_text())
     groups: dict[str, Any] = {}
     for group, loss in (("numbers", "squared"), ("classes", "likelihood")):
         own = [row for row in body["rows"] if body["losses"][row["task"]] == loss]
         known = [row for row in own if row["swapped"]["ratio"]]
+        few = [row for row in own if "drawn to zero" in row["rule"]]
         ratios = [(row["swapped"]["ratio"], 2 * body["pooled_noise"].get(row["task"], math.nan)) for row in known]
         groups[group] = {
             "cells": len(own),
@@ -147,6 +148,10 @@ def _swap_others() -> dict[str, Any]:
             "lose": sum(math.log(ratio / 1.03) > noise for ratio, noise in ratios),
             "gain": sum(math.log(ratio / 0.97) < -noise for ratio, noise in ratios),
         }
+        if few:
+            groups[group]["few"] = _mean_ratio(few, "swapped")
+            others = [row for row in few if row["task"] != "table nursery"]
+            groups[group]["few_without_nursery"] = _mean_ratio(others, "swapped")
     return groups | _cells(body["rows"])
 
 

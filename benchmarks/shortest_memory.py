@@ -2,8 +2,8 @@
 
     python benchmarks/shortest_memory.py [--seconds 1200] [--out benchmarks/results]
 
-A learned layer, and the default rule: as it is now; with layers that are not drawn to zero; with a short memory that does
-not grow beyond its 20 batches; with the steps of the loss's quadratic bound, as long as the bound says (up to eight
+A learned layer, and the default rule: as it is now; not drawn to zero by the evidence, which concerns up to eight classes;
+and all without it: with layers that do not decay; with a short memory that does not grow beyond its 20 batches; with the steps of the loss's quadratic bound, as long as the bound says (up to eight
 classes, and where a batch has fewer rows than features, that is what it does now); with the longer steps however few rows
 there are; with the shorter of its two memories alone; and with the seven that it has where targets are numbers. All at the
 middle rate of the swap test's ladder, one seed. Validation errors at the best of twelve marks: cross-entropy on the tables
@@ -28,7 +28,7 @@ import common
 import swap_tasks
 import swap_train
 from closedform.paper.data import store
-from closedform.solver import auto, lines, losses
+from closedform.solver import auto, evidence, lines, losses
 from closedform.stack.networks import mlp
 
 
@@ -42,16 +42,18 @@ class Default:
     trusted: tuple[float, float] = lines.TRUSTED
     steps: tuple[float, float] = auto.BOUNDED_STEPS
     decay: float = auto.DECAY
+    largest: float = 0.0  # that a layer may be drawn to zero by the evidence
 
     def take(self) -> None:
         auto.FORGET_CLASSES, auto.HOLD_CLASSES = self.forget, self.hold
         auto.BOUNDED_STEPS, auto.DECAY = self.steps, self.decay
-        losses.CLASSES_A_STEP, lines.TRUSTED = self.classes, self.trusted
+        losses.CLASSES_A_STEP, lines.TRUSTED, evidence.LARGEST = self.classes, self.trusted, self.largest
 
 
 RULES = {
     "learned": Default(),
-    "now": Default(),
+    "now": Default(largest=evidence.LARGEST),
+    "no evidence": Default(),
     "no decay": Default(decay=0.0),
     "no growth": Default(steps=(auto.BOUNDED_STEPS[0], math.inf)),
     "steps of the bound": Default(classes=math.inf),

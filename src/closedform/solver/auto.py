@@ -32,6 +32,11 @@ loss, c being its curvature: a quarter of a hundredth for cross-entropy. So labe
 without end, and it is never quite sure: between two classes features alone raise no probability beyond 0.99. The bias is
 left alone, so that rare classes stay as rare as they are.
 
+Between few classes (up to eight, and under `Logistic`) the weights are also drawn to zero by the evidence, see
+`solver.evidence`: a layer that follows its features at once else learns the noise of its labels by heart. With more classes
+steps are longer than those of the bound, and that was not tried at full size; filters that keep their covariance cannot have
+it, since it is added to all features at once.
+
 Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features than the
 matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to
 the features, which share one Gram product, know no handicap, do not grow and do not decay.
@@ -98,7 +103,7 @@ class Auto(Rule):
     discount: of a batch's error a step: about 1 / (1 - discount) batches decide.
     handicap: how strongly the rule allows for rows that come again, which make short memories look too good, see
         `closedform.solver.auto`. Where targets are numbers, short memories have a handicap; where they are yes and no,
-        memories grow and layers decay. 0 for a stream whose rows never come again.
+        memories grow, and layers decay and are drawn to zero. 0 for a stream whose rows never come again.
     """
 
     forget: tuple[float, ...] = FORGET
@@ -336,7 +341,7 @@ class Auto(Rule):
 
 
 def strength(handicap: float) -> float:
-    """Of growth and decay where targets are yes and no."""
+    """Of the remedies where targets are yes and no: growth, decay and evidence."""
     return min(handicap, 1.0)
 
 
