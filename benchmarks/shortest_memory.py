@@ -2,13 +2,14 @@
 
     python benchmarks/shortest_memory.py [--seconds 1200] [--out benchmarks/results]
 
-A learned layer, and the default rule: as it is now; not drawn to zero by the evidence, which concerns up to eight classes;
-and all without it: with layers that do not decay; with a short memory that does not grow beyond its 20 batches; with the steps of the loss's quadratic bound, as long as the bound says (up to eight
-classes, and where a batch has fewer rows than features, that is what it does now); with the longer steps however few rows
-there are; with the shorter of its two memories alone; and with the seven that it has where targets are numbers. All at the
-middle rate of the swap test's ladder, one seed. Validation errors at the best of twelve marks: cross-entropy on the tables
-(an MLP of two layers of 128, batch size 256), the share of wrong labels on 4,000 images of CIFAR-100 (four convolutions to
-256 features, batch sizes 32 and 512, 12 epochs). It needs the files of `CLOSEDFORM_DATA`.
+A learned layer, and the default rule: as it is now; not drawn to zero by the evidence, which concerns up to eight
+classes; and all without it: with layers that do not decay; with a short memory that does not grow beyond its 20 batches;
+with the steps of the loss's quadratic bound, as long as the bound says (up to eight classes, and where a batch has fewer
+rows than features, that is what it does now); with the longer steps however few rows there are; with the shorter of its
+two memories alone; and with the seven that it has where targets are numbers. All at the middle rate of the swap test's
+ladder, one seed. Validation errors at the best of twelve marks: cross-entropy on the tables (an MLP of two layers of 128,
+batch size 256), the share of wrong labels on 4,000 images of CIFAR-100 (four convolutions to 256 features, batch sizes 32
+and 512, 12 epochs). It needs the files of `CLOSEDFORM_DATA`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def slowly_of_labels(batches, W, rule, drawn):
             if t > 0 and drawn:
                 weights = torch.cat([W[k][:, :D], torch.zeros(len(W[k]), 1)], 1)
                 share = min(float(mean) / guess, 1.0)
-                h = min(share**2 * D * len(weights) / (2 * float(weights.square().sum())), 10 * float(units))
+                h = min(share**2 * D * (len(weights) - 1) / (2 * float(weights.square().sum())), 10 * float(units))
                 zero = again * (1 - gamma) * h
                 A[k] = A[k] + zero * torch.diag(torch.cat([torch.ones(D), torch.zeros(1)]).double())
                 C = C - zero * weights.T

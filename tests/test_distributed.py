@@ -1,5 +1,6 @@
 """Several processes over gloo: every rank ends with the same bits, equal to one process on the joined batch."""
 
+import itertools
 import os
 import socket
 import traceback
@@ -72,11 +73,15 @@ def classified(world, rank, loss, rule, mode):
     return layer.state_dict()
 
 
-def many_classes(world, rank, mode):
-    """The default among so many classes that its steps are longer than those of the bound; rank None is one process."""
-    layer = head(6, 40, loss=cf.CrossEntropy(), rule=cf.Auto())
+CLASSES = (3, 40)
+
+
+def among_classes(world, rank, classes, mode):
+    """The default among few classes, where it is drawn to zero, and among so many that its steps are longer than those of
+    the bound; rank None is one process."""
+    layer = head(6, classes, loss=cf.CrossEntropy(), rule=cf.Auto())
     for seed, (sizes, phi, _, weight) in enumerate(steps(world)):
-        y = torch.randint(0, 40, (sum(sizes),), generator=torch.Generator().manual_seed(seed))
+        y = torch.randint(0, classes, (sum(sizes),), generator=torch.Generator().manual_seed(seed))
         parts = [(phi, y, weight)] if rank is None else list(zip(*(t.split(sizes) for t in (phi, y, weight))))
         phi, y, weight = parts[rank or 0]
         layer.solve(phi, y, weight if mode == "weights" else None)
@@ -156,8 +161,8 @@ def worker(rank, world, port, folder):
                 for mode in ("plain", "weights", "accumulate"):
                     out[name, rule, mode] = classified(world, rank, loss, RULES[rule], mode)
             out["refit", name] = refitted(world, rank, loss)
-        for mode in ("plain", "weights"):
-            out["many classes", mode] = many_classes(world, rank, mode)
+        for classes, mode in itertools.product(CLASSES, ("plain", "weights")):
+            out[classes, mode] = among_classes(world, rank, classes, mode)
         alone = head(6, 2, cf.Proximal(1.0), process_group=False)
         alone.solve(*problem(4, 6, 2, seed=rank))
         out["alone"] = matrix(alone)
@@ -218,11 +223,12 @@ def test_other_losses_have_the_same_bits_and_equal_one_process(ranks, name, rule
 
 
 @pytest.mark.parametrize("mode", ["plain", "weights"])
-def test_the_default_among_many_classes_has_the_same_bits_and_equals_one_process(ranks, mode):
-    one = many_classes(len(ranks), None, mode)
+@pytest.mark.parametrize("classes", CLASSES)
+def test_the_default_among_classes_has_the_same_bits_and_equals_one_process(ranks, classes, mode):
+    one = among_classes(len(ranks), None, classes, mode)
     for result in ranks:
-        for key, tensor in result["many classes", mode].items():
-            assert torch.equal(tensor, ranks[0]["many classes", mode][key]), key
+        for key, tensor in result[classes, mode].items():
+            assert torch.equal(tensor, ranks[0][classes, mode][key]), key
             assert relative(tensor.double(), one[key].double()) < 1e-9, key
 
 

@@ -32,10 +32,10 @@ loss, c being its curvature: a quarter of a hundredth for cross-entropy. So labe
 without end, and it is never quite sure: between two classes features alone raise no probability beyond 0.99. The bias is
 left alone, so that rare classes stay as rare as they are.
 
-Between few classes (up to eight, and under `Logistic`) the weights are also drawn to zero by the evidence, see
-`solver.evidence`: a layer that follows its features at once else learns the noise of its labels by heart. With more classes
-steps are longer than those of the bound, and that was not tried at full size; filters that keep their covariance cannot have
-it, since it is added to all features at once.
+Between few classes (up to eight, and under `Logistic`) the weights are also drawn to zero, by about what the evidence says,
+see `solver.evidence`: a layer that follows its features at once else learns the noise of its labels by heart. Among more
+classes, where steps are longer than those of the bound, it has not been tried at full size. Filters that keep their
+covariance cannot have it, since it is added to all features at once.
 
 Among many classes memories go further than the bound of cross-entropy says, see `solver.lines`. With more features than the
 matrices have room for (1,024, or 4,096 for two) the memories are proximal steps with lambdas of different size, relative to
@@ -209,9 +209,10 @@ class Auto(Rule):
             held = (hold * (1 - gamma)).unsqueeze(-1) * units if any(self.hold) else None
             if drawn:
                 share = evidence.share(memory["errors"], self.discount, step, batch.guess)
+                wanted = batch.freedom * share.square() * (system.n / batch.counted)  # rows may have weights
                 weak = (1 - gamma) * strength(self.handicap) * (step > 0)
-                zero = weak.unsqueeze(-1) * evidence.precision(layers, batch.bias, share, units)
-                system = evidence.measured(system, layers, zero)
+                zero = weak.unsqueeze(-1) * evidence.precision(layers, batch.bias, wanted, units)
+                system = evidence.measured(system.moments(), layers, zero)
                 held = zero if held is None else held + zero
             matrix, solve = filters.absorb(
                 form,

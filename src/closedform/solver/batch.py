@@ -157,6 +157,11 @@ class Batch:
         few = self.inner_steps == 1 and lines.whole_slack(self.loss, self.y.shape[-1]) == 1
         return self.loss.guess(self.y.shape[-1]) if few and not self.numbers else 0.0
 
+    @property
+    def freedom(self) -> int:
+        """How many parameters the outputs have for every feature."""
+        return self.loss.freedom(self.y.shape[-1])
+
     def length(self, W: Tensor, dW: Tensor, system: System, C: Tensor) -> Tensor:
         """How far several layers `W (K, o, D)` go along their steps `dW`, `(K,)`; `system` is stated against W, and C is its
         right-hand side."""

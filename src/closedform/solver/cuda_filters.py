@@ -47,20 +47,25 @@ _SQUARES = 64, 32  # rows and features of a tile of what is squared
 _SETTLED = 32  # of a side of a tile of the covariance
 
 
-def _constants(side: Filters, size: int, curvature: float | None, slack: float, guess: float) -> tuple[float, ...]:
+def _constants(side: Filters, size: int, loss: CrossEntropy | None, outputs: int) -> tuple[float, ...]:
     """The numbers of a rule in the order in which the kernels read them; `size` is that of the system that is solved. The
     squared loss and cross-entropy share a place: below how many rows a feature the handicap is whole, and the usual least
     memory in batches."""
-    squared = curvature is None
     rounding = linalg.rounding(size, torch.float64)
-    usual = auto.SCARCE if squared else auto.BOUNDED_BATCHES[0]
+    usual = auto.SCARCE if loss is None else auto.BOUNDED_BATCHES[0]
     early, late = auto.BOUNDED_STEPS
     again = auto.strength(side.handicap)
     bounds = (usual, auto.BOUNDED_BATCHES[1], *auto.BOUNDED_ROWS, early, late / again if again else math.inf)
-    bounds += (slack, *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again, guess, evidence.LARGEST, again)
+    bounds += (_slack(loss, outputs), *lines.TRUSTED, 1 + auto.ROUNDING, auto.DECAY * again)
+    guess, freedom = (0.0, 0) if loss is None else (loss.guess(outputs), loss.freedom(outputs))
+    bounds += (guess, evidence.LARGEST, again, freedom)
     shared = (side.lam, side.ratio, filters.LEAK, filters.TOLD_APART, rounding, side.discount, side.handicap, *bounds)
-    scale = (1.0, 2.0) if squared else (curvature / 2, curvature)
+    scale = (1.0, 2.0) if loss is None else (loss.curvature / 2, loss.curvature)
     return (*scale, *map(float, shared), *side.hold, *(math.sqrt(1 - gamma) for gamma in side.shortest))
+
+
+def _slack(loss: CrossEntropy | None, outputs: int) -> float:
+    return 1.0 if loss is None else lines.whole_slack(loss, outputs)
 
 
 class _Batch(NamedTuple):
@@ -91,9 +96,7 @@ def solve_(layer: Layer, phi: Tensor, y: Tensor, loss: Loss, memory: Mapping[str
     """Solve the layer in place on `phi (n, d)` and targets `y (n, o)` of the squared loss or of cross-entropy, and take the
     rule's memory with it."""
     with elimination.on(phi.device):
-        curvature = loss.curvature if isinstance(loss, CrossEntropy) else None
-        slack, guess = lines.whole_slack(loss, y.shape[1]), loss.guess(y.shape[1])
-        _solve_(layer, phi, y.contiguous(), curvature, slack, guess, memory, side)
+        _solve_(layer, phi, y.contiguous(), loss if isinstance(loss, CrossEntropy) else None, memory, side)
     for tensor in (layer.weight,) if layer.bias is None else (layer.weight, layer.bias):
         torch.autograd.graph.increment_version(tensor)  # so that a backward through the old layer is noticed
 
@@ -102,20 +105,19 @@ def _solve_(
     layer: Layer,
     phi: Tensor,
     y: Tensor,
-    curvature: float | None,
-    slack: float,
-    guess: float,
+    loss: CrossEntropy | None,
     memory: Mapping[str, Tensor],
     side: Filters,
 ) -> None:
     weight, bias, step, attempts = layer
     (n, d), o, K = phi.shape, y.shape[1], len(side.hold)
-    D, several, labels, biased = d + int(bias is not None), side.weighed, curvature is not None, bias is not None
+    D, several, labels, biased = d + int(bias is not None), side.weighed, loss is not None, bias is not None
     covariance = side.form == "covariance"
-    drawn = labels and several and not covariance and slack == 1 and guess > 0
+    slack, curvature = _slack(loss, o), None if loss is None else loss.curvature
+    drawn = loss is not None and several and not covariance and slack == 1 and loss.guess(o) > 0
     matrix, prior = memory[side.form].view(K, D, D), memory["prior"]
     size = min(n, D) + min(filters.LEAKING, D) if covariance else D
-    constants = auto.constant(_constants(side, size, curvature, slack, guess), prior)
+    constants = auto.constant(_constants(side, size, loss, o), prior)
     forget = side.forget if isinstance(side.forget, Tensor) else auto.constant(side.forget, prior)
     wide, columns = -(-D // 8) * 8, K * o
     block, outputs, slots = _power(max(wide, elimination.padded(D))), _power(o), _power(K)

@@ -150,7 +150,7 @@ if triton is not None:
         lam = tl.load(constants + 2)
         now = tl.where(before <= 0.0, tl.where(lam > 0.0, lam, tl.load(constants + 3) * units), before)
         gamma = tl.load(forget + k)
-        held = tl.load(constants + 23 + k)
+        held = tl.load(constants + 24 + k)
         count = n.to(tl.float64)
         if LABELS:
             counts = tl.zeros((ROWS,), tl.float64)
@@ -175,7 +175,7 @@ if triton is not None:
         kept = tl.where(turn & (t > 0), kept * (D.to(tl.float64) / LEAKING), 0.0)
         hold = held * (1.0 - gamma) * units
         if DRAWN:
-            norm = tl.zeros((), tl.float64)
+            norm = tl.full((), 0.0, tl.float64)
             for q in range(o):
                 own = tl.load(L + (k * o + q).to(tl.int64) * wide + c, mask=c < d, other=0.0)
                 norm += tl.sum(own * own, axis=0)
@@ -185,7 +185,7 @@ if triton is not None:
             share = tl.load(errors + k) * (1.0 - discount) / (1.0 - left) / tl.load(constants + 20)
             share = tl.where(_is_finite(share) & (t > 1), tl.minimum(share, 1.0), 1.0)
             size = tl.load(constants + 21) * mean
-            wanted = d.to(tl.float64) * o.to(tl.float64) / 2.0 * share * share
+            wanted = d.to(tl.float64) * tl.load(constants + 23) / 2.0 * share * share
             zero = tl.where(norm * size > wanted, wanted / tl.where(norm > 0.0, norm, 1.0), size)
             zero = tl.where(t > 0, zero * (1.0 - gamma) * tl.load(constants + 22), 0.0)
             hold += tl.where(c < d, zero, 0.0)
@@ -309,7 +309,7 @@ if triton is not None:
                 error = error / o.to(tl.float64)
                 scarcity = tl.minimum(1.0, tl.load(constants + 9) * D.to(tl.float64) / n.to(tl.float64))
                 handicap = tl.load(constants + 8) * scarcity * scarcity
-                handicap = handicap * tl.load(constants + 23 + filters + k, mask=inside, other=0.0)
+                handicap = handicap * tl.load(constants + 24 + filters + k, mask=inside, other=0.0)
             error = error / tl.load(numbers)
             total = tl.load(constants + 7) * tl.load(errors + k, mask=inside, other=0.0) + error
             total = tl.where(tl.load(numbers + 1) == 0.0, 0.0, total)

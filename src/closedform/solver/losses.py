@@ -88,6 +88,10 @@ class Loss(ABC):
         """The mean loss of a layer of zeros, where that is known beforehand; else 0. See `closedform.solver.evidence`."""
         return 0.0
 
+    def freedom(self, outputs: int) -> int:
+        """How many parameters the outputs have for every feature."""
+        return outputs
+
     def mass(self, y: Tensor) -> Tensor | None:
         """What each row of the targets `(..., n, o)` counts, `(..., n)`, where that is not 1: one more sample weight. The
         `gradient` has it in itself."""
@@ -331,7 +335,10 @@ class CrossEntropy(_Classes):
         return max(1.0, outputs / CLASSES_A_STEP)
 
     def guess(self, outputs: int) -> float:
-        return math.log(outputs)
+        return math.log(outputs) if self.weight is None else 0.0
+
+    def freedom(self, outputs: int) -> int:
+        return outputs - 1  # a shift of all outputs says nothing
 
     def mass(self, y: Tensor) -> Tensor | None:
         if self.weight is not None:

@@ -57,6 +57,11 @@ class Source(Protocol):
         ...
 
     @property
+    def freedom(self) -> int:
+        """How many parameters the outputs have for every feature; asked for where there is a guess."""
+        ...
+
+    @property
     def counted(self) -> int | Tensor:
         """How many rows count, on all ranks; asked for where targets are no numbers."""
         ...

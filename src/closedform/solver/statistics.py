@@ -124,7 +124,7 @@ class Statistics:
     squared = True
     numbers = True
     stretches = False
-    guess = 0.0
+    guess, freedom = 0.0, 0
 
     @property
     def counted(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...head import ClosedFormLinear
-from ...solver import auto, lines, losses
+from ...solver import auto, evidence, lines, losses
 from ...solver.lambdas import follow_lr, relative
 from ...solver.losses import CrossEntropy, GeneralizedSquared, Loss, OneHotSquared, Squared
 from ...solver.rules import Kalman, Proximal, Ridge, Rule
@@ -73,7 +73,8 @@ def rule_name(rule: Rule, loss: Loss, outputs: int) -> str:
     if isinstance(rule, auto.Auto) and not isinstance(loss, Squared):
         name += f", bounded by {auto.BOUNDED_BATCHES}, {auto.BOUNDED_ROWS} both, {auto.BOUNDED_STEPS}"
         name += f", decay {auto.DECAY} without the bias"
-        name += ", drawn to zero by the evidence" if lines.whole_slack(loss, outputs) == 1 else ""
+        drawn = loss.guess(outputs) > 0 and loss.inner_steps == 1 and lines.whole_slack(loss, outputs) == 1
+        name += f", drawn to zero by up to {evidence.LARGEST}" if drawn and not loss.numbers and rule.handicap else ""
         if isinstance(loss, CrossEntropy):
             name += f", steps of up to 1 / {losses.CLASSES_A_STEP} of the classes from {lines.TRUSTED} rows a feature"
     return name
